@@ -1,0 +1,105 @@
+// What this process believes about one actor, and how a piece of evidence changes that belief.
+//
+// Pure functions over one 64-bit word: no I/O, no clock, no lock, no Python, no Ray. `Slot` (slot.h) keeps such a word
+// in an atomic and applies `Decide` in a compare-and-swap loop, so every rule below holds whoever reports.
+//
+// The incarnation of an actor is Ray's restart count: 0 for the first process, n + 1 for the one that follows the
+// death of n. In kRestarting the word carries the incarnation that is *coming*. Within one incarnation the states
+// come in this order, and nothing goes back except what rule 6 says:
+//
+//     kPending, kRestarting  <  kAlive  <->  kUnreachable  <  kDead
+//
+// Rules (the numbers are quoted by the tests):
+//  1. Evidence about an older incarnation changes nothing.
+//  2. Hard local evidence (kProcess, kConnection: "exited") about the incarnation that is up makes it
+//     kRestarting(n + 1) at once and marks it `provisional`: Ray has not said so yet and may say kDead(n) instead.
+//  3. Ray's local state is news only when it differs from the last local state seen (`ray_last`): it is a level that
+//     lags behind, so an unchanged ALIVE never overrules hard evidence, and an unchanged RESTARTING never counts a
+//     second restart.
+//  4. The actor table names its incarnation. A newer one is adopted. For the same one only a later state is adopted;
+//     kAlive lifts a kRestarting only where Ray's local state does not say RESTARTING, because Ray's own submitter
+//     would still not send. A read that began after the last change (`read_version == version`) also corrects an
+//     incarnation number that was counted wrongly, unless the word is provisional.
+//  5. kDead from Ray or the table ends the incarnation it names, also when it is the provisional word's previous one.
+//     A later incarnation may follow it (lineage reconstruction restarts an actor that went out of scope).
+//  6. Silence makes the incarnation that is up kUnreachable, an answer of the same incarnation makes it kAlive again.
+//     Neither touches any other state. Ray's stale ALIVE does not lift kUnreachable; only an answer does.
+//  7. A change of state raises `version` by one; so does a change of incarnation.
+#pragma once
+
+#include <cstdint>
+
+namespace actorsub {
+
+enum class ActorState : std::uint8_t {
+  kUnknown = 0,      // Nobody has said anything yet.
+  kPending = 1,      // Never up so far: waiting for resources or running its first constructor.
+  kAlive = 2,        // Takes calls.
+  kRestarting = 3,   // Its process ended; Ray is making the next incarnation.
+  kUnreachable = 4,  // Believed to run, but it does not answer. Withdrawn when it does.
+  kDead = 5,         // Gone for good, as far as anybody knows.
+};
+inline constexpr int kActorStateCount = 6;
+
+enum class Evidence : std::uint8_t {
+  kNone = 0,
+  kRay = 1,         // Ray's local actor state.
+  kTable = 2,       // The actor table of Ray's control store.
+  kProcess = 3,     // The actor's process on this host exited.
+  kConnection = 4,  // The actor's port refuses connections, or another process answers there.
+  kSilence = 5,     // No answer for longer than the policy allows, or an answer after that.
+  kCall = 6,        // The outcome of one of our own calls.
+};
+inline constexpr int kEvidenceCount = 7;
+
+// Lower-case names without the k: "alive", "silence". Never null; "invalid" for a value outside the enum.
+const char* ActorStateName(ActorState state);
+const char* EvidenceName(Evidence evidence);
+
+// True when an actor may go from one state to the other, whatever the evidence. Staying is legal. Nothing goes back to
+// kUnknown, and only a new incarnation leaves kDead.
+bool IsLegalTransition(ActorState from, ActorState to);
+
+// The decoded word.
+struct Belief {
+  ActorState state = ActorState::kUnknown;
+  Evidence evidence = Evidence::kNone;          // What the present state rests on.
+  ActorState ray_last = ActorState::kUnknown;   // Last local state that Ray reported; kUnknown: none (not subscribed).
+  bool incarnation_known = false;               // False until the table has named an incarnation.
+  bool provisional = false;                     // Rule 2.
+  std::uint16_t version = 0;                    // Rule 7; wraps around.
+  std::uint32_t incarnation = 0;
+
+  friend bool operator==(const Belief& a, const Belief& b) {
+    return a.state == b.state && a.evidence == b.evidence && a.ray_last == b.ray_last &&
+           a.incarnation_known == b.incarnation_known && a.provisional == b.provisional && a.version == b.version &&
+           a.incarnation == b.incarnation;
+  }
+};
+
+// Layout, from bit 0: state 4, evidence 4, ray_last 4, incarnation_known 1, provisional 1, spare 2, version 16,
+// incarnation 32. The state sits lowest so that a reader needs one load and one mask.
+inline constexpr std::uint64_t kStateMask = 0xF;
+std::uint64_t EncodeBelief(const Belief& belief);
+Belief DecodeBelief(std::uint64_t word);
+inline ActorState StateOf(std::uint64_t word) { return static_cast<ActorState>(word & kStateMask); }
+
+// One report about an actor.
+struct Observation {
+  static constexpr std::int64_t kNoIncarnation = -1;
+
+  Evidence evidence = Evidence::kNone;
+  // What the source claims. kRay and kTable: the state Ray names. kProcess, kConnection: kRestarting ("exited").
+  // kSilence: kUnreachable, or kAlive when an answer arrived after all. kCall: kDead only.
+  ActorState verdict = ActorState::kUnknown;
+  // Which incarnation it is about. kNoIncarnation is for kRay and kCall, which do not know; every other source must
+  // name one, and a report that should but does not changes nothing.
+  std::int64_t incarnation = kNoIncarnation;
+  // kTable only: `version` when the read began (rule 4); -1: unknown.
+  std::int32_t read_version = -1;
+};
+
+// The belief after the observation. Equal to `before` when the observation is stale, illegal or no news.
+Belief Decide(const Belief& before, const Observation& observation);
+
+}  // namespace actorsub
