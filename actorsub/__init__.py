@@ -1,0 +1,40 @@
+"""Ray actor handles that say at once when their actor is away.
+
+    import actorsub
+
+    @actorsub.remote(max_restarts=-1, on_unavailable="raise")
+    class Worker:
+        def infer(self, x): ...
+
+    worker = Worker.remote()             # a real Ray actor handle
+    try:
+        ref = worker.infer.remote(x)     # refused in under a microsecond while the actor restarts
+    except actorsub.ActorUnavailableError as error:
+        assert not error.sent            # it never left this process: try another worker
+
+Attributes of a handle are the actor's own method names, so everything else is a function of this module.
+"""
+
+from actorsub._core import state
+from actorsub._version import __version__
+from actorsub.errors import ActorDiedError, ActorState, ActorUnavailableError, DeadlineExceededError
+from actorsub.handle import ActorHandle, get_actor, policy, remote, stats, wrap
+from actorsub.policy import Policy
+from actorsub.watcher import shutdown
+
+__all__ = [
+    "ActorDiedError",
+    "ActorHandle",
+    "ActorState",
+    "ActorUnavailableError",
+    "DeadlineExceededError",
+    "Policy",
+    "__version__",
+    "get_actor",
+    "policy",
+    "remote",
+    "shutdown",
+    "state",
+    "stats",
+    "wrap",
+]

@@ -1,0 +1,360 @@
+"""The only module that touches Ray's private API.
+
+Each use is looked up in the installed Ray when this module is imported; where something is missing, a public way takes
+its place and one warning says so. `report()` lists what was found. Tried on Ray 2.49 to 2.60.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import ray
+import ray.actor
+import ray.exceptions
+
+logger = logging.getLogger("actorsub")
+
+_missing: dict[str, str] = {}
+
+
+def _try(name: str, find: Callable[[], Any], instead: str) -> Any:
+    """`find()`, or None with a note of what is used instead."""
+    try:
+        found = find()
+    except (ImportError, AttributeError) as error:
+        found = None
+        instead = f"{instead} ({error})"
+    if found is None:
+        _missing[name] = instead
+    return found
+
+
+def _global_worker() -> Any:
+    from ray._private.worker import global_worker
+
+    # Both are set in Worker.__init__ or by connect(); a Ray without them keeps the connection elsewhere.
+    return global_worker if "_is_connected" in vars(global_worker) else None
+
+
+def _local_state_getter() -> Any:
+    from ray._raylet import CoreWorker
+
+    return CoreWorker.get_local_actor_state
+
+
+def _actor_table() -> Any:
+    from ray.core.generated.gcs_pb2 import ActorTableData
+
+    return ActorTableData
+
+
+def _table_reader() -> Any:
+    from ray._private.state import GlobalState, state
+
+    if hasattr(GlobalState, "get_actor_info"):
+        return state.get_actor_info
+    from ray._raylet import GlobalStateAccessor
+
+    # Ray 2.49 has the reader one layer below.
+    if not hasattr(GlobalStateAccessor, "get_actor_info") or not hasattr(state, "_connect_and_get_accessor"):
+        return None
+    return lambda actor_id: state._connect_and_get_accessor().get_actor_info(actor_id)
+
+
+def _handle_helpers() -> Any:
+    cls = ray.actor.ActorHandle
+    parameters = list(inspect.signature(cls._deserialization_helper).parameters)
+    return cls if hasattr(cls, "_serialization_helper") and parameters[1:3] == ["weak_ref", "outer_object_ref"] else None
+
+
+def _validate_args() -> Any:
+    try:
+        from ray._common.signature import validate_args
+    except ImportError:
+        from ray._private.signature import validate_args
+    return validate_args
+
+
+def _tracing_enabled() -> Any:
+    from ray.util.tracing.tracing_helper import _is_tracing_enabled
+
+    return _is_tracing_enabled
+
+
+global_worker: Any = _try("worker", _global_worker, "Ray's local actor state is not read")
+_local_state: Any = _try("local state", _local_state_getter, "Ray's local actor state is not read")
+_ActorTableData: Any = _try("actor table message", _actor_table, "the public state API is asked instead")
+_read_table: Any = _try("actor table", _table_reader, "the public state API is asked instead")
+_helpers: Any = _try("handle pickling", _handle_helpers, "a handle given as a whole argument arrives as a plain one")
+_validate: Any = _try("signature check", _validate_args, "wrong arguments of a refused call are not noticed")
+
+
+def report() -> dict[str, str]:
+    """What the installed Ray lacks, and what is done instead; empty on a Ray that is fully known."""
+    return dict(_missing)
+
+
+@functools.lru_cache(maxsize=1)
+def warn_once() -> None:
+    if _missing:
+        listed = "; ".join(f"{name}: {instead}" for name, instead in _missing.items())
+        logger.warning("actorsub does not fully know Ray %s and uses slower public ways: %s", ray.__version__, listed)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The connection.
+
+
+def local_state_binding() -> tuple[Any, str, str, str, dict[int, str]] | None:
+    """Where the core reads Ray's local state: see `_core.bind_ray`; None when this Ray does not offer it."""
+    if global_worker is None or _local_state is None or _ActorTableData is None:
+        return None
+    names = {value.number: value.name for value in _ActorTableData.ActorState.DESCRIPTOR.values}
+    return global_worker, "_is_connected", "core_worker", "get_local_actor_state", names
+
+
+def is_connected() -> bool:
+    return ray.is_initialized()
+
+
+def is_client_connected() -> bool:
+    """True when this process uses Ray through `ray://`."""
+    from ray.util.client import ray as client
+
+    return bool(client.is_connected())
+
+
+def is_client_handle(thing: Any) -> bool:
+    from ray.util.client.common import ClientActorHandle
+
+    return isinstance(thing, ClientActorHandle)
+
+
+def session_token() -> Any:
+    """Something that differs between two `ray.init()`; None when not connected."""
+    if global_worker is not None:
+        return getattr(global_worker, "core_worker", None) if global_worker._is_connected else None
+    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The actor table.
+
+
+@dataclasses.dataclass(frozen=True)
+class TableRow:
+    """One row of the control store's actor table."""
+
+    state: str  #: "pending", "alive", "restarting" or "dead"
+    incarnation: int  #: Ray's restart count
+    death: ray.exceptions.ActorDiedError | None  #: with Ray's cause; None unless dead
+    address: tuple[str, int]
+    pid: int
+    node_id: str
+
+
+_STATES = {
+    "DEPENDENCIES_UNREADY": "pending",
+    "PENDING_CREATION": "pending",
+    "ALIVE": "alive",
+    "RESTARTING": "restarting",
+    "DEAD": "dead",
+}
+
+
+def read_actor_table(actor_id: Any) -> TableRow | None:
+    """The actor's row now; None when the control store has none, or cannot be asked by any means.
+
+    One RPC, about 0.5 ms; blocks for as long as the control store does not answer. Source: Ray's ActorTableData.
+    """
+    if _read_table is None or _ActorTableData is None:
+        return _read_state_api(actor_id)
+    raw = _read_table(actor_id)
+    if raw is None:
+        return None
+    row = _ActorTableData.FromString(raw)
+    state = _STATES.get(_ActorTableData.ActorState.Name(row.state))
+    if state is None:
+        return None
+    return TableRow(
+        state=state,
+        incarnation=row.num_restarts,
+        death=_death(row) if state == "dead" else None,
+        address=(row.address.ip_address, row.address.port),
+        pid=row.pid,
+        node_id=row.address.node_id.hex() if hasattr(row.address, "node_id") else row.address.raylet_id.hex(),
+    )
+
+
+def _death(row: Any) -> ray.exceptions.ActorDiedError:
+    cause = row.death_cause
+    if cause.HasField("creation_task_failure_context"):
+        error = ray.exceptions.RayError.from_ray_exception(cause.creation_task_failure_context)
+        if isinstance(error, ray.exceptions.RayTaskError):
+            return ray.exceptions.ActorDiedError(error)
+    if cause.HasField("actor_died_error_context"):
+        return ray.exceptions.ActorDiedError(cause.actor_died_error_context)
+    return ray.exceptions.ActorDiedError()
+
+
+def _read_state_api(actor_id: Any) -> TableRow | None:
+    """The public way: Ray's state API, which needs the dashboard and takes tens of milliseconds."""
+    from ray.util.state import get_actor
+    from ray.util.state.exception import RayStateApiException
+
+    try:
+        found = get_actor(actor_id.hex(), timeout=5)
+    except RayStateApiException:
+        return None
+    if found is None or found.state not in _STATES:
+        return None
+    return TableRow(
+        state=_STATES[found.state],
+        incarnation=getattr(found, "num_restarts", None) or 0,
+        death=ray.exceptions.ActorDiedError() if found.state == "DEAD" else None,
+        address=("", 0),
+        pid=found.pid or 0,
+        node_id=found.node_id or "",
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Handles and methods.
+
+
+def actor_id_of(handle: ray.actor.ActorHandle) -> Any:
+    """Ray's ActorID of a handle."""
+    return handle._actor_id
+
+
+def is_original(handle: ray.actor.ActorHandle) -> bool:
+    """True for the handle that creating the actor returned."""
+    return bool(getattr(handle, "_ray_original_handle", False))
+
+
+def class_name_of(handle: ray.actor.ActorHandle) -> str:
+    return str(handle._ray_actor_creation_function_descriptor.class_name)
+
+
+def is_cross_language(handle: ray.actor.ActorHandle) -> bool:
+    return bool(getattr(handle, "_ray_is_cross_language", False))
+
+
+def default_num_returns(method: Any) -> Any:
+    """`num_returns` of Ray's ActorMethod: an int, "streaming" or "dynamic"."""
+    return getattr(method, "_num_returns", 1)
+
+
+def check_arguments(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises Ray's own TypeError when the arguments do not fit the method."""
+    parameters = getattr(method, "_signature", None)
+    if _validate is not None and parameters is not None:
+        _validate(parameters, args, kwargs)
+
+
+@functools.lru_cache(maxsize=1)
+def method_option_names() -> frozenset[str] | None:
+    """The options that Ray's ActorMethod.options passes on; None when they cannot be told."""
+    remote = getattr(ray.actor.ActorMethod, "_remote", None)
+    if remote is None:
+        return None
+    parameters = inspect.signature(remote).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return None
+    return frozenset(parameters) - {"self", "args", "kwargs"}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Travelling. A handle inside another value is pickled through __reduce__. A handle that is itself the argument, the
+# return value or the value of a `put` goes another way: Ray takes `_serialization_helper()[0] + b"1"` (or b"0") and
+# writes it as plain bytes, and a plain handle arrives. `Traveller` is what the wrapper gives there: an object whose
+# sum is no bytes, so that Ray's serializer falls back to pickling it, and what is unpickled is the wrapper.
+
+
+class Traveller:
+    def __init__(self, serialized: bytes, weak_ref: bool, rebuild: Callable[..., Any], policy: Any) -> None:
+        self._arguments = (serialized, weak_ref, policy)
+        self._rebuild = rebuild
+
+    def __add__(self, _weak_flag: bytes) -> Traveller:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._rebuild, self._arguments
+
+
+def serialize_handle(handle: ray.actor.ActorHandle) -> tuple[bytes, Any, bool]:
+    """(bytes, the ObjectRef that stands for the handle in reference counting, weak)."""
+    serialized, handle_ref, weak_ref = handle._serialization_helper()
+    return serialized, handle_ref, weak_ref
+
+
+def note_contained(handle_ref: Any, weak_ref: bool) -> None:
+    """Tells Ray that the value being pickled contains the handle, so that the actor lives as long as the value."""
+    if not weak_ref:
+        context = global_worker.get_serialization_context()
+        context.add_contained_object_ref(handle_ref, allow_out_of_band_serialization=True)
+
+
+def deserialize_handle(serialized: bytes, weak_ref: bool) -> ray.actor.ActorHandle:
+    outer = global_worker.get_serialization_context().get_outer_object_ref()
+    return ray.actor.ActorHandle._deserialization_helper(serialized, weak_ref, outer)
+
+
+def can_travel() -> bool:
+    return _helpers is not None and global_worker is not None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Failed refs.
+
+
+def failed_ref(error: ray.exceptions.RayError) -> ray.ObjectRef:
+    """An ObjectRef that has already failed: `get`, `await` and passing it on raise `error`.
+
+    `ray.put` of a RayError is such a ref, by Ray's own rule that an error read from the store is raised.
+    """
+    return ray.put(error)
+
+
+class FailedGenerator(ray.ObjectRefGenerator):
+    """What a refused streaming call returns: yields one failed ref and ends, as Ray's does when its actor dies."""
+
+    def __init__(self, ref: ray.ObjectRef) -> None:
+        # Not Ray's constructor: it would register a stream that no task feeds.
+        self._generator_ref = ref
+        self._refs = [ref]
+
+    def __del__(self) -> None:
+        # Nor Ray's: there is no stream to delete.
+        pass
+
+    def __next__(self) -> ray.ObjectRef:
+        if not self._refs:
+            raise StopIteration
+        return self._refs.pop()
+
+    async def __anext__(self) -> ray.ObjectRef:
+        if not self._refs:
+            raise StopAsyncIteration
+        return self._refs.pop()
+
+    def _next_sync(self, timeout_s: float | None = None) -> ray.ObjectRef:
+        return next(self)
+
+    async def _next_async(self, timeout_s: float | None = None) -> ray.ObjectRef:
+        return await self.__anext__()
+
+    def completed(self) -> ray.ObjectRef:
+        return self._generator_ref
+
+    def next_ready(self) -> bool:
+        return bool(self._refs)
+
+    def is_finished(self) -> bool:
+        return not self._refs

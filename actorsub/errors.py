@@ -1,0 +1,209 @@
+"""The errors that actorsub raises, and the states they speak of.
+
+Every class is also Ray's own class for the same thing, so `except ray.exceptions.RayActorError` goes on working. Each
+error carries a certificate: `sent`, `state`, `evidence`, `actor_id`, `incarnation` (see CertifiedError).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any, NoReturn
+
+import ray.exceptions
+
+from actorsub import _core
+
+
+class ActorState(enum.Enum):
+    """What this process believes about an actor."""
+
+    UNKNOWN = "unknown"  #: Nobody has said anything yet.
+    PENDING = "pending"  #: Never up so far: waiting for resources, or running its first constructor.
+    ALIVE = "alive"  #: Takes calls.
+    RESTARTING = "restarting"  #: Its process ended; Ray is making the next incarnation.
+    UNREACHABLE = "unreachable"  #: Believed to run, but it does not answer. Withdrawn when it does.
+    DEAD = "dead"  #: Gone for good, as far as anybody knows.
+
+
+_WHAT_IS_WRONG = {
+    ActorState.UNKNOWN: "is in an unknown state",
+    ActorState.PENDING: "was never up yet",
+    ActorState.ALIVE: "was lost",
+    ActorState.RESTARTING: "is restarting",
+    ActorState.UNREACHABLE: "does not answer",
+    ActorState.DEAD: "is dead",
+}
+
+
+def _describe(error: Any) -> str:
+    """One line from the certificate; made only when somebody reads the error."""
+    known = [] if error.incarnation is None else [f"incarnation {error.incarnation}"]
+    known += [] if error.evidence is None else [f"evidence: {error.evidence}"]
+    text = f"The actor {error.actor_id or '(id unknown)'} {_WHAT_IS_WRONG[error.state]}"
+    text += f" ({', '.join(known)})." if known else "."
+    if error.detail:
+        text += f" {error.detail}"
+    if error.sent:
+        return text + " The call may or may not have run."
+    return text + " The call never left this process and cannot have run."
+
+
+def _rebuild(cls: type[Any], certificate: dict[str, Any], extra: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
+    error._certify(**certificate)
+    error.__dict__.update(extra)
+    return error
+
+
+class _Readable:
+    """What the classes below share on top of CertifiedError."""
+
+    # Ray's classes read these two, and set them in constructors that are not run here.
+    _preempted = False
+    _actor_init_failed = False
+
+    def __str__(self) -> str:
+        return str(self.error_msg)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.error_msg!r})"
+
+    @property
+    def error_msg(self) -> str:
+        return _describe(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        extra = {name: value for name, value in self.__dict__.items() if name != "__notes__"}
+        return _rebuild, (type(self), self._certificate(), extra)  # type: ignore[attr-defined]
+
+
+class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.ActorUnavailableError):
+    """The actor cannot take calls now, or was lost while the call was in flight; it may come back.
+
+    Args:
+        detail: a sentence for the message, beside what the certificate says.
+        actor_id: hex, as Ray prints it.
+        sent, state, evidence, incarnation: the certificate, see the properties of the same names.
+    """
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        *,
+        actor_id: str | None = None,
+        sent: bool = True,
+        state: ActorState = ActorState.UNKNOWN,
+        evidence: str | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        self._certify(
+            actor_id=actor_id,
+            sent=sent,
+            state=state.value,
+            evidence=evidence or "none",
+            incarnation=incarnation,
+            detail=detail,
+        )
+
+
+class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedError):
+    """The actor is gone for good. `preempted`, `actor_init_failed` and the message come from Ray, as soon as Ray knows.
+
+    Args:
+        cause: Ray's own ActorDiedError, whose facts are taken over; None when the cause is not known.
+        actor_id, sent, state, evidence, incarnation: the certificate, see the properties of the same names.
+    """
+
+    _cause_text: str | None = None
+
+    def __init__(
+        self,
+        cause: ray.exceptions.ActorDiedError | None = None,
+        *,
+        actor_id: str | None = None,
+        sent: bool = True,
+        state: ActorState = ActorState.DEAD,
+        evidence: str | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        self._certify(
+            actor_id=actor_id, sent=sent, state=state.value, evidence=evidence or "none", incarnation=incarnation
+        )
+        self._take_cause(cause)
+
+    def _take_cause(self, cause: ray.exceptions.ActorDiedError | None) -> None:
+        if cause is not None:
+            self._cause_text = str(cause)
+            self._preempted = bool(cause.preempted)
+            self._actor_init_failed = bool(cause.actor_init_failed)
+
+    @property
+    def error_msg(self) -> str:
+        text = _describe(self)
+        return f"{text}\n{self._cause_text}" if self._cause_text else text
+
+
+class DeadlineExceededError(ray.exceptions.GetTimeoutError):
+    """The deadline of a call, or of a wait for its actor, has passed.
+
+    Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
+    """
+
+    def __init__(
+        self,
+        detail: str | None = None,
+        *,
+        actor_id: str | None = None,
+        sent: bool = True,
+        state: ActorState = ActorState.UNKNOWN,
+        evidence: str | None = None,
+        incarnation: int | None = None,
+    ) -> None:
+        #: hex, as Ray prints it; None when unknown.
+        self.actor_id = actor_id
+        #: False: the call never left this process and cannot have run. True: it may or may not have run.
+        self.sent = sent
+        #: The ActorState at that moment.
+        self.state = state
+        #: Which source said so; None when no source did.
+        self.evidence = evidence
+        #: Ray's restart count at that moment; None when unknown.
+        self.incarnation = incarnation
+        self.detail = detail
+        super().__init__(_describe(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_deadline, (dict(self.__dict__),)
+
+
+def _rebuild_deadline(certificate: dict[str, Any]) -> DeadlineExceededError:
+    return DeadlineExceededError(**certificate)
+
+
+def refusal(actor: _core.Actor, detail: str | None = None) -> ActorUnavailableError:
+    """The error of a call that is refused here, from what is believed about the actor now."""
+    error = ActorUnavailableError.__new__(ActorUnavailableError)
+    error._certify_refusal(actor, detail)
+    return error
+
+
+def death(actor: _core.Actor) -> ActorDiedError:
+    """The error of a call that is refused here because the actor is dead."""
+    error = ActorDiedError.__new__(ActorDiedError)
+    error._certify_refusal(actor)
+    error._take_cause(actor.death)
+    return error
+
+
+def raise_deadline(actor: _core.Actor, detail: str) -> NoReturn:
+    """Raises the error of a call whose time ran out before it was sent."""
+    state, evidence, incarnation = actor.belief()
+    actor.count_refused("deadline")
+    raise DeadlineExceededError(
+        detail,
+        actor_id=actor.key.hex(),
+        sent=False,
+        state=ActorState(state),
+        evidence=None if evidence == "none" else evidence,
+        incarnation=incarnation,
+    )

@@ -1,0 +1,332 @@
+"""The wrapped handle, its methods, and the ways to get one: `wrap`, `remote`, `get_actor`."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import ray
+import ray.actor
+
+from actorsub import _core, _ray_compat, submit, watcher
+from actorsub.errors import ActorState, ActorUnavailableError
+from actorsub.policy import DEFAULT_POLICY, Policy, check_names, split_options
+
+_CLIENT = (
+    "actorsub does not work through Ray Client (ray://): the actor's state and process are not visible from here. "
+    "Connect with ray.init(address=...) from a machine of the cluster instead"
+)
+
+
+class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):  # type: ignore[misc]
+    """One method of a wrapped handle. `remote` is in the core; the rest is Ray's own method object, asked."""
+
+    def __init__(self) -> None:
+        raise TypeError("method objects are made by handles: handle.method")
+
+    @property
+    def _actorsub_ray_method(self) -> Any:
+        """Ray's own ActorMethod, also below `.options()`."""
+        return getattr(self._actorsub_inner, "_actor_method", self._actorsub_inner)
+
+    def options(self, **options: Any) -> ActorMethod:
+        """The same method with options for the calls made through it: Ray's, and those of Policy.
+
+        Raises TypeError for an option that neither knows, ValueError or TypeError for a value that one does not take.
+        """
+        ours, rays = split_options(options)
+        known = _ray_compat.method_option_names()
+        for name in rays:
+            if known is not None and name not in known:
+                accepted = ", ".join(sorted(known))
+                raise TypeError(
+                    f"{self._actorsub_name}.options() got an unknown option {name!r}. "
+                    f"Ray takes {accepted}; actorsub takes {', '.join(DEFAULT_POLICY.__dataclass_fields__)}"
+                )
+        merged = {**(self._actorsub_options or {}), **rays}
+        ray_method = self._actorsub_ray_method
+        return _make_method(
+            self._actorsub_actor,
+            self._actorsub_handle,
+            self._actorsub_name,
+            ray_method.options(**merged) if merged else ray_method,
+            merged or None,
+            self._actorsub_policy.replace(**ours),
+        )
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        """Ray's `.bind`: a node of a DAG, which submits by itself and is not gated."""
+        return self._actorsub_inner.bind(*args, **kwargs)
+
+    def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
+        # Libraries call this one with Ray's options.
+        method = self.options(**options) if options else self
+        return method.remote(*(args or ()), **(kwargs or {}))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or self._actorsub_inner is None:
+            raise AttributeError(f"'ActorMethod' object has no attribute {name!r}")
+        return getattr(self._actorsub_ray_method, name)
+
+    def __repr__(self) -> str:
+        return f"<method {self._actorsub_name} of {self._actorsub_handle!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        handle = _make_handle(self._actorsub_handle, self._actorsub_actor, self._actorsub_policy)
+        return _method_of, (handle, self._actorsub_name, self._actorsub_options or {})
+
+
+def _method_of(handle: ActorHandle, name: str, options: dict[str, Any]) -> ActorMethod:
+    method: ActorMethod = getattr(handle, name)
+    return method.options(**options) if options else method
+
+
+def _make_method(
+    actor: _core.Actor, handle: ray.actor.ActorHandle, name: str, inner: Any, options: Any, policy: Policy
+) -> ActorMethod:
+    method = ActorMethod.__new__(ActorMethod)
+    return _core.fill_method(method, actor, handle, name, inner, options, policy, policy.on_unavailable)  # type: ignore[no-any-return]
+
+
+class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):  # type: ignore[misc]
+    """A handle to an actor, in place of Ray's: everything a plain one does, and refusals as its policy says.
+
+    Made by `wrap`, `remote` and `get_actor`. Equal to the plain handle, with the same hash. Ray's own handle is inside
+    and keeps the actor alive; this object adds nothing to the actor's reference count.
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("actorsub.wrap(handle) makes wrapped handles")
+
+    def __getattr__(self, name: str) -> Any:
+        inner = self._actorsub_inner
+        if inner is None:
+            # A half-built object, as copy and pickle make them.
+            raise AttributeError(f"'ActorHandle' object has no attribute {name!r}")
+        value = getattr(inner, name)
+        if isinstance(value, ray.actor.ActorMethod):
+            value = _make_method(self._actorsub_actor, inner, name, value, None, self._actorsub_policy)
+            # Kept, so that the next access is a plain attribute: no cycle, since a method knows Ray's handle only.
+            self.__dict__[name] = value
+        return value
+
+    def __del__(self) -> None:
+        # Ray's would take away a reference that belongs to the handle inside.
+        pass
+
+    def _serialization_helper(self) -> tuple[Any, Any, bool]:
+        # Ray asks this for a handle that is itself the value: see _ray_compat.Traveller.
+        serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
+        return _ray_compat.Traveller(serialized, weak_ref, _rebuild, self._actorsub_policy), handle_ref, weak_ref
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not _ray_compat.can_travel():
+            return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
+        serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
+        _ray_compat.note_contained(handle_ref, weak_ref)
+        return _rebuild, (serialized, weak_ref, self._actorsub_policy)
+
+
+def _rebuild(serialized: bytes, weak_ref: bool, policy: Policy) -> ActorHandle:
+    return wrap_with_policy(_ray_compat.deserialize_handle(serialized, weak_ref), policy)
+
+
+def _make_handle(inner: ray.actor.ActorHandle, actor: _core.Actor, policy: Policy) -> ActorHandle:
+    handle = ActorHandle.__new__(ActorHandle)
+    _core.fill_handle(handle, actor, inner, policy)
+    # Ray's own code reads this one at every turn.
+    handle.__dict__["_ray_actor_id"] = actor.ray_id
+    return handle
+
+
+def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHandle:
+    if isinstance(handle, ActorHandle):
+        return _make_handle(handle._actorsub_inner, handle._actorsub_actor, policy)
+    if not isinstance(handle, ray.actor.ActorHandle):
+        if _ray_compat.is_client_handle(handle):
+            raise TypeError(_CLIENT)
+        raise TypeError(f"wrap() takes a Ray actor handle, got {handle!r} of type {type(handle).__name__}")
+    _ray_compat.warn_once()
+    actor = _core.actor_of(_ray_compat.actor_id_of(handle), _ray_compat.session_token())
+    if actor.state_name == "unknown" and _ray_compat.is_original(handle):
+        # Created a moment ago by this process: it cannot have been up before.
+        actor.apply("table", "pending", 0, actor.version)
+    watcher.ensure().nudge()
+    return _make_handle(handle, actor, policy)
+
+
+def wrap(handle: Any, **options: Any) -> ActorHandle:
+    """Makes a wrapped handle of any Ray actor handle.
+
+    Args:
+        handle: a `ray.actor.ActorHandle`. One that is wrapped already comes back as it is, or, with options, as a new
+            handle whose policy is the old one with these options changed.
+        **options: see Policy.
+
+    Returns:
+        ActorHandle: equal to `handle`, with the same hash.
+
+    Raises:
+        TypeError: `handle` is not a Ray actor handle, or belongs to Ray Client; or an option is unknown.
+        ValueError: an option has a value that it does not take.
+    """
+    check_names(options)
+    if isinstance(handle, ActorHandle):
+        return wrap_with_policy(handle, handle._actorsub_policy.replace(**options)) if options else handle
+    return wrap_with_policy(handle, DEFAULT_POLICY.replace(**options))
+
+
+def get_actor(name: str, namespace: str | None = None, **options: Any) -> ActorHandle:
+    """`ray.get_actor`, wrapped.
+
+    Args:
+        name, namespace: as in `ray.get_actor`.
+        **options: see Policy.
+
+    Raises:
+        ValueError: no such actor (Ray's), or an option has a value that it does not take.
+        TypeError: an option is unknown.
+    """
+    policy = DEFAULT_POLICY.replace(**options)
+    _refuse_client()
+    return wrap_with_policy(ray.get_actor(name, namespace=namespace), policy)
+
+
+def _refuse_client() -> None:
+    if _ray_compat.is_client_connected():
+        raise RuntimeError(_CLIENT)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Creation.
+
+
+# `actorsub.remote` turns Ray's actor class (an instance of ray.actor.ActorClass) into one of a subclass with these two
+# methods over Ray's. A subclass with one base, because only then may `__class__` be assigned.
+
+
+def _create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
+    _refuse_client()
+    ours, rays = split_options(options)
+    policy = self._actorsub_policy.replace(**ours)
+    return wrap_with_policy(self._actorsub_ray_class._remote(self, args, kwargs, **rays), policy)
+
+
+def _class_options(self: Any, **options: Any) -> _ActorClassOptions:
+    """Ray's options for an actor and ours (see Policy), together; overrides those of the class.
+
+    Raises TypeError or ValueError for an option that is unknown or has a value that it does not take.
+    """
+    ours, rays = split_options(options)
+    # With none of Ray's, its own `options()` would drop the concurrency groups from those of the class.
+    inner = self._actorsub_ray_class.options(self, **rays) if rays else self
+    return _ActorClassOptions(inner, self._actorsub_policy.replace(**ours))
+
+
+class _ActorClassOptions:
+    def __init__(self, inner: Any, policy: Policy) -> None:
+        self._inner = inner
+        self._policy = policy
+
+    def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
+        return wrap_with_policy(self._inner.remote(*args, **kwargs), self._policy)
+
+    def bind(self, *args: Any, **kwargs: Any) -> Any:
+        return self._inner.bind(*args, **kwargs)
+
+
+def remote(*args: Any, **options: Any) -> Any:
+    """`ray.remote` for actor classes whose handles come wrapped.
+
+    Use it bare (`@actorsub.remote`), with options (`@actorsub.remote(max_restarts=-1, on_unavailable="raise")`), or as
+    a function (`actorsub.remote(Worker)`). Takes Ray's options for actors and those of Policy together; so does
+    `Worker.options(...)`.
+
+    Raises:
+        TypeError: given anything but a class (plain functions stay with `ray.remote`), or an unknown option of ours.
+        ValueError: an option has a value that it does not take (ours), or is unknown to Ray (Ray's).
+    """
+    if len(args) == 1 and not options:
+        return _make_actor_class(args[0], {})
+    if args or not options:
+        raise TypeError(
+            "actorsub.remote is used bare on a class, or with keyword options only: "
+            "@actorsub.remote(max_restarts=-1, on_unavailable='raise')"
+        )
+    # Now rather than when the class is there: the mistake is on this line.
+    split_options(options)
+    return functools.partial(_make_actor_class, options=options)
+
+
+def _make_actor_class(cls: Any, options: dict[str, Any]) -> Any:
+    if isinstance(cls, ray.actor.ActorClass):
+        raise TypeError(
+            "actorsub.remote takes the plain class; this one went through ray.remote already. "
+            "Use actorsub.remote instead of ray.remote, or actorsub.wrap on its handles"
+        )
+    if not inspect.isclass(cls):
+        raise TypeError(f"actorsub.remote takes a class, got {cls!r}; for functions use ray.remote")
+    ours, rays = split_options(options)
+    actor_class = ray.remote(**rays)(cls) if rays else ray.remote(cls)
+    ray_class = type(actor_class)
+    actor_class.__class__ = type(
+        ray_class.__name__,
+        (ray_class,),
+        {
+            "__module__": ray_class.__module__,
+            "_remote": _create,
+            "options": _class_options,
+            "_actorsub_ray_class": ray_class,
+            "_actorsub_policy": DEFAULT_POLICY.replace(**ours),
+        },
+    )
+    return actor_class
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def _check_handle(handle: Any) -> ActorHandle:
+    if not isinstance(handle, ActorHandle):
+        raise TypeError(
+            f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}"
+        )
+    return handle
+
+
+def policy(handle: ActorHandle) -> Policy:
+    """The policy of a wrapped handle. Raises TypeError for anything else."""
+    found: Policy = _check_handle(handle)._actorsub_policy
+    return found
+
+
+def stats(handle: ActorHandle) -> dict[str, Any]:
+    """What happened at this actor's gate in this process, over all its handles; no RPC.
+
+    Returns a new dict: `actor_id` (hex), `state` (ActorState), `evidence`, `incarnation` (or None), `submitted` (calls
+    given to Ray), `waited` (those of them that were held back first), `refused` (by reason), `entered` (how often each
+    state was entered), `stale_reports` (evidence that was older than what was known).
+
+    Raises TypeError for anything but a wrapped handle.
+    """
+    actor = _check_handle(handle)._actorsub_actor
+    state, evidence, incarnation = actor.belief()
+    return {
+        "actor_id": actor.key.hex(),
+        "state": ActorState(state),
+        "evidence": None if evidence == "none" else evidence,
+        "incarnation": incarnation,
+        **actor.counters(),
+    }
+
+
+def option_names() -> Iterable[str]:
+    return DEFAULT_POLICY.__dataclass_fields__
+
+
+_core.bind_types(tuple(ActorState), ActorUnavailableError, submit.submit_slowly)
+_binding = _ray_compat.local_state_binding()
+if _binding is not None:
+    _core.bind_ray(*_binding)

@@ -1,0 +1,83 @@
+"""What a handle does when its actor cannot take a call: the options, their values and their defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+OnUnavailable = Literal["ref", "raise", "wait"]
+OnPending = Literal["submit", "fail", "wait"]
+
+# A limit, so that a mistaken unit (nanoseconds, say) shows at once instead of as a wait of years.
+MAX_TIMEOUT_S = 366 * 86400.0
+
+
+def _choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
+    listed = ", ".join(repr(one) for one in accepted)
+    if not isinstance(value, str):
+        raise TypeError(f"{name} must be one of {listed}, got {value!r} of type {type(value).__name__}")
+    if value not in accepted:
+        raise ValueError(f"{name} must be one of {listed}, got {value!r}")
+
+
+def _seconds(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number of seconds or None, got {value!r} of type {type(value).__name__}")
+    if math.isnan(value) or not 0 < value <= MAX_TIMEOUT_S:
+        raise ValueError(f"{name} must be greater than 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy:
+    """The options of actorsub, immutable. `replace` makes a changed copy.
+
+    Set at creation (`@actorsub.remote`, `Class.options`), at `wrap` and `get_actor`, or for one call
+    (`handle.method.options`); the nearest wins, option by option.
+
+    Raises TypeError or ValueError for a value that an option does not take, naming the option and what it takes.
+    """
+
+    #: What `.remote()` does while the actor is restarting or unreachable, and (except "ref") when it is dead.
+    #: "ref" returns an ObjectRef that has already failed, as Ray users expect errors from `get`. "raise" raises from
+    #: `.remote()` itself. "wait" blocks the calling thread until the actor is up or `timeout_s` has passed.
+    on_unavailable: OnUnavailable = "ref"
+    #: Limit of a "wait", in seconds; None: as long as the actor may still come back.
+    timeout_s: float | None = None
+    #: What `.remote()` does with an actor that was never up yet: "submit" lets Ray queue the call, as Ray does; "fail"
+    #: treats the actor as unavailable (so `on_unavailable` decides the shape); "wait" waits as above.
+    on_pending: OnPending = "submit"
+
+    def __post_init__(self) -> None:
+        _choice("on_unavailable", self.on_unavailable, ("ref", "raise", "wait"))
+        _choice("on_pending", self.on_pending, ("submit", "fail", "wait"))
+        _seconds("timeout_s", self.timeout_s)
+
+    def replace(self, **options: Any) -> Policy:
+        """A copy with these options changed. Raises TypeError for a name that is not an option."""
+        if not options:
+            return self
+        check_names(options)
+        return dataclasses.replace(self, **options)
+
+
+OPTION_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Policy))
+
+DEFAULT_POLICY = Policy()
+
+
+def check_names(options: Iterable[str]) -> None:
+    for name in options:
+        if name not in OPTION_NAMES:
+            raise TypeError(f"unknown option {name!r}; actorsub takes {', '.join(OPTION_NAMES)}")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(ours, Ray's). Ours are validated here, where the user wrote them."""
+    ours = {name: value for name, value in options.items() if name in OPTION_NAMES}
+    rays = {name: value for name, value in options.items() if name not in OPTION_NAMES}
+    DEFAULT_POLICY.replace(**ours)
+    return ours, rays

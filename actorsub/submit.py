@@ -1,0 +1,172 @@
+"""What `.remote()` does whenever the fast path in the core does not apply: ask, wait, refuse, or hand over to Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from actorsub import _core, _ray_compat, errors, watcher
+
+_EVENT_LOOP = (
+    "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use "
+    "on_unavailable='raise' here, or call from another thread; .call(), which waits without blocking, is planned."
+)
+_PARENT = (
+    "this handle belongs to the parent process: Ray connections do not survive a fork. Start child processes with the "
+    "'spawn' method, or call ray.init() and look the actor up (actorsub.get_actor) in the child"
+)
+
+
+def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The whole of `method.remote(*args, **kwargs)`, in Python. Called by the core."""
+    actor = method._actorsub_actor
+    if actor is None:
+        raise RuntimeError("this method object was not made by a handle")
+    if actor.is_inherited:
+        raise RuntimeError(_PARENT)
+    error = admit(actor, method._actorsub_policy)
+    if error is None:
+        result = method._actorsub_submit(args, kwargs)
+        actor.used = True
+        return result
+    return refused(method, error, args, kwargs)
+
+
+def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | None:
+    """None when the call may go to Ray now; an error when the refusal is to be a failed ref.
+
+    Raises what the policy says should be raised; blocks only where the policy says "wait".
+    """
+    deadline_s: float | None = None
+    waited = False
+    while True:
+        state = look(actor)
+        if state == "alive" or state == "unknown":
+            return _go(actor, waited)
+        if state == "dead":
+            # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
+            # actor back; so under "ref" the call is Ray's.
+            if policy.on_unavailable == "ref":
+                return None
+            learn_cause(actor)
+            actor.count_refused("dead")
+            raise errors.death(actor)
+        wish = policy.on_unavailable
+        if state == "pending":
+            if policy.on_pending == "submit":
+                return _go(actor, waited)
+            if policy.on_pending == "wait":
+                wish = "wait"
+            elif wish == "wait":
+                wish = "raise"
+        if wish != "wait":
+            actor.count_refused(state)
+            if wish == "raise":
+                raise errors.refusal(actor)
+            return errors.refusal(actor)
+        if _runs_event_loop():
+            actor.count_refused("event_loop")
+            raise errors.refusal(actor, _EVENT_LOOP)
+        if policy.timeout_s is not None and deadline_s is None:
+            deadline_s = time.monotonic() + policy.timeout_s
+        waited = True
+        if not wait_for_change(actor, state, deadline_s):
+            errors.raise_deadline(actor, f"It was waited for {policy.timeout_s:g} s.")
+
+
+def _go(actor: _core.Actor, waited: bool) -> None:
+    if waited:
+        actor.count_waited()
+
+
+def _runs_event_loop() -> bool:
+    return asyncio._get_running_loop() is not None
+
+
+def look(actor: _core.Actor) -> str:
+    """The actor's state by all that can be known right now, without an RPC except on the very first call.
+
+    Returns a state's name. "unknown" means that nobody could tell: the call is Ray's then, as without actorsub.
+    """
+    if actor.session is not _ray_compat.session_token():
+        # Another session, or none: Ray's own error for such a handle is the right one.
+        return "unknown"
+    if actor.observe_ray():
+        watcher.wake(actor)
+        watcher.ensure().nudge()
+    if not actor.is_subscribed and not actor.used:
+        # Ray subscribes at the first call; until then its local state says nothing, whatever the actor does.
+        read_table_once(actor)
+    return actor.state_name
+
+
+def read_table_once(actor: _core.Actor) -> None:
+    """Waits for one read of the actor table (0.5 ms), at most FIRST_READ_LIMIT_S."""
+    waiter = _Waiter(actor)
+    try:
+        watcher.ensure().request_read(actor)
+        end_s = time.monotonic() + watcher.FIRST_READ_LIMIT_S
+        while actor.reading and (left_s := end_s - time.monotonic()) > 0:
+            waiter.wait(left_s)
+    finally:
+        waiter.close()
+
+
+def learn_cause(actor: _core.Actor) -> None:
+    """Reads why the actor died, unless that is known."""
+    if actor.death is None:
+        read_table_once(actor)
+
+
+def wait_for_change(actor: _core.Actor, state: str, deadline_s: float | None) -> bool:
+    """Blocks until the actor's state is another one. False when the deadline passed first."""
+    waiter = _Waiter(actor)
+    try:
+        while actor.state_name == state:
+            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                return False
+            if actor.session is not _ray_compat.session_token():
+                return True
+            # `ensure` each time: shutdown() may have stopped the threads meanwhile.
+            watcher.ensure().nudge()
+            waiter.wait(left_s)
+        return True
+    finally:
+        waiter.close()
+
+
+class _Waiter:
+    """One thread that waits for a change of one actor. `threading.Event` can be interrupted by Ctrl-C."""
+
+    def __init__(self, actor: _core.Actor) -> None:
+        self._event = threading.Event()
+        self._actor = actor
+        if actor.waiters is None:
+            actor.waiters = []
+        actor.waiters.append(self._event)
+
+    def wait(self, timeout_s: float | None) -> None:
+        self._event.wait(timeout_s)
+        self._event.clear()
+
+    def close(self) -> None:
+        self._actor.waiters.remove(self._event)
+
+
+def refused(method: Any, error: errors.ActorUnavailableError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The refusal in the shape that the call would have had."""
+    # Wrong arguments are the caller's mistake whatever the actor does, and Ray reports them at submit.
+    _ray_compat.check_arguments(method._actorsub_ray_method, args, kwargs)
+    num_returns = (method._actorsub_options or {}).get("num_returns")
+    if num_returns is None:
+        num_returns = _ray_compat.default_num_returns(method._actorsub_ray_method)
+    if num_returns == "streaming":
+        return _ray_compat.FailedGenerator(_ray_compat.failed_ref(error))
+    if num_returns == "dynamic" or num_returns == 1:
+        return _ray_compat.failed_ref(error)
+    if num_returns == 0:
+        return None
+    return [_ray_compat.failed_ref(error) for _ in range(num_returns)]
