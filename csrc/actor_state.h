@@ -5,26 +5,37 @@
 //
 // The incarnation of an actor is Ray's restart count: 0 for the first process, n + 1 for the one that follows the
 // death of n. In kRestarting the word carries the incarnation that is *coming*. Within one incarnation the states
-// come in this order, and nothing goes back except what rule 6 says:
+// come in this order, and nothing goes back except what rules 4 (fresh reads) and 6 say:
 //
 //     kPending, kRestarting  <  kAlive  <->  kUnreachable  <  kDead
 //
 // Rules (the numbers are quoted by the tests):
 //  1. Evidence about an older incarnation changes nothing.
-//  2. Hard local evidence (kProcess, kConnection: "exited") about the incarnation that is up makes it
-//     kRestarting(n + 1) at once and marks it `provisional`: Ray has not said so yet and may say kDead(n) instead.
+//  2. Hard local evidence (kProcess, kConnection: "exited") about incarnation n, be it the present one or a later one,
+//     makes it kRestarting(n + 1) at once and marks it `provisional`: Ray has not said so yet and may say kDead(n)
+//     instead. That holds too where n is still believed to be coming: the table named n to whoever watched it, only
+//     Ray's local state lags. A kDead(n) stays.
 //  3. Ray's local state is news only when it differs from the last local state seen (`ray_last`): it is a level that
 //     lags behind, so an unchanged ALIVE never overrules hard evidence, and an unchanged RESTARTING never counts a
-//     second restart.
+//     second restart. RESTARTING makes the next incarnation of whatever was believed, except that it confirms a
+//     kRestarting and does not lift a kDead that Ray had not come to yet. ALIVE lifts a kRestarting only after
+//     Ray's own RESTARTING or DEAD and never a provisional one: a first ALIVE may be about the incarnation before.
 //  4. The actor table names its incarnation. A newer one is adopted. For the same one only a later state is adopted;
-//     kAlive lifts a kRestarting only where Ray's local state does not say RESTARTING, because Ray's own submitter
-//     would still not send. A read that began after the last change (`read_version == version`) also corrects an
-//     incarnation number that was counted wrongly, unless the word is provisional.
+//     kAlive becomes kRestarting where Ray's local state says RESTARTING or DEAD, because Ray's own submitter would
+//     still not send. A read that began after the last change (`read_version == version`) also corrects an
+//     incarnation number that was counted wrongly, unless the word is provisional, and a kDead that rests on kCall.
+//     Until an incarnation is known, a read that is known to be older than the last change is not believed.
 //  5. kDead from Ray or the table ends the incarnation it names, also when it is the provisional word's previous one.
-//     A later incarnation may follow it (lineage reconstruction restarts an actor that went out of scope).
+//     A later incarnation may follow it (lineage reconstruction restarts an actor that went out of scope). Where the
+//     source names none (kRay, kCall) it is the present one, of a provisional word the previous one.
 //  6. Silence makes the incarnation that is up kUnreachable, an answer of the same incarnation makes it kAlive again.
 //     Neither touches any other state. Ray's stale ALIVE does not lift kUnreachable; only an answer does.
-//  7. A change of state raises `version` by one; so does a change of incarnation.
+//  7. A change of state raises `version` by one; so does a change of incarnation, and Ray's or the table's
+//     confirmation of a provisional word (a table read that began before it must not pass for a fresh one).
+//  8. While Ray's last word is RESTARTING or DEAD the state is kRestarting or kDead.
+//
+// Rule 4 relies on this: the control store changes its table before it publishes, so a read never shows an older
+// state than the local state at the time when the read began.
 #pragma once
 
 #include <cstdint>
@@ -57,18 +68,18 @@ const char* ActorStateName(ActorState state);
 const char* EvidenceName(Evidence evidence);
 
 // True when an actor may go from one state to the other, whatever the evidence. Staying is legal. Nothing goes back to
-// kUnknown, and only a new incarnation leaves kDead.
+// kUnknown, and only a new incarnation or rule 4 leaves kDead.
 bool IsLegalTransition(ActorState from, ActorState to);
 
 // The decoded word.
 struct Belief {
   ActorState state = ActorState::kUnknown;
-  Evidence evidence = Evidence::kNone;          // What the present state rests on.
-  ActorState ray_last = ActorState::kUnknown;   // Last local state that Ray reported; kUnknown: none (not subscribed).
-  bool incarnation_known = false;               // False until the table has named an incarnation.
-  bool provisional = false;                     // Rule 2.
-  std::uint16_t version = 0;                    // Rule 7; wraps around.
-  std::uint32_t incarnation = 0;
+  Evidence evidence = Evidence::kNone;         // Who said so first: moves with the state and the incarnation only.
+  ActorState ray_last = ActorState::kUnknown;  // Last local state that Ray reported; kUnknown: none (not subscribed).
+  bool incarnation_known = false;              // False until a source has named an incarnation.
+  bool provisional = false;                    // Rule 2.
+  std::uint16_t version = 0;                   // Rule 7; wraps around.
+  std::uint32_t incarnation = 0;               // While not known: a lower bound, counted from Ray's local state.
 
   friend bool operator==(const Belief& a, const Belief& b) {
     return a.state == b.state && a.evidence == b.evidence && a.ray_last == b.ray_last &&
@@ -83,6 +94,8 @@ inline constexpr std::uint64_t kStateMask = 0xF;
 std::uint64_t EncodeBelief(const Belief& belief);
 Belief DecodeBelief(std::uint64_t word);
 inline ActorState StateOf(std::uint64_t word) { return static_cast<ActorState>(word & kStateMask); }
+// For the submit path: Ray's local state is no news while it equals this (rule 3), and need not be applied.
+inline ActorState RayLastOf(std::uint64_t word) { return static_cast<ActorState>(word >> 8 & kStateMask); }
 
 // One report about an actor.
 struct Observation {

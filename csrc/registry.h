@@ -10,9 +10,9 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <unordered_map>
 #include <utility>
-#include <vector>
 
 #include "mutex.h"
 #include "slot.h"
@@ -26,7 +26,8 @@ class SlotRef {
  public:
   SlotRef() = default;
   SlotRef(const SlotRef& other);
-  SlotRef(SlotRef&& other) noexcept : registry_(std::exchange(other.registry_, nullptr)), slot_(std::exchange(other.slot_, nullptr)) {}
+  SlotRef(SlotRef&& other) noexcept
+      : registry_(std::exchange(other.registry_, nullptr)), slot_(std::exchange(other.slot_, nullptr)) {}
   SlotRef& operator=(SlotRef other) noexcept {
     std::swap(registry_, other.registry_);
     std::swap(slot_, other.slot_);
@@ -56,10 +57,10 @@ class Registry {
   Registry& operator=(const Registry&) = delete;
 
   // The slot of `id`, made when there is none.
-  SlotRef Acquire(const ActorId& id);
+  SlotRef Acquire(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
   // The slot of `id`, or an empty reference.
-  SlotRef Find(const ActorId& id);
-  std::size_t size() const;
+  SlotRef Find(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
+  std::size_t size() const ACTORSUB_EXCLUDES(mutex_);
 
  private:
   friend class SlotRef;
@@ -67,11 +68,12 @@ class Registry {
     std::size_t operator()(const ActorId& id) const;
   };
 
-  void AddReference(Slot* slot);
-  void DropReference(Slot* slot);
+  void AddReference(Slot* slot) ACTORSUB_EXCLUDES(mutex_);
+  // Destroys the slot with its last reference.
+  void DropReference(Slot* slot) ACTORSUB_EXCLUDES(mutex_);
 
   mutable Mutex mutex_;
-  std::unordered_map<ActorId, Slot*, IdHash> slots_ ACTORSUB_GUARDED_BY(mutex_);
+  std::unordered_map<ActorId, std::unique_ptr<Slot>, IdHash> slots_ ACTORSUB_GUARDED_BY(mutex_);
 };
 
 }  // namespace actorsub

@@ -28,17 +28,17 @@ enum class Refusal : std::uint8_t {
   kUnreachable = 1,
   kDead = 2,
   kPending = 3,
-  kDeadline = 4,  // Waited for the actor and ran out of time here.
-  kEventLoop = 5, // Asked to block a thread that runs an event loop.
+  kDeadline = 4,   // Waited for the actor and ran out of time here.
+  kEventLoop = 5,  // Asked to block a thread that runs an event loop.
 };
 inline constexpr int kRefusalCount = 6;
 const char* RefusalName(Refusal refusal);
 
 // What `Apply` did.
 struct Change {
-  bool changed = false;  // The state or the incarnation is another one now (`version` moved).
+  bool changed = false;  // `version` moved: another state, another incarnation, or Ray's word on a provisional one.
   Belief before;
-  Belief after;          // Equal to `before` where nothing at all was adopted.
+  Belief after;  // Equal to `before` where nothing at all was adopted.
 };
 
 class Slot {
@@ -69,11 +69,11 @@ class Slot {
   std::uint64_t refused(Refusal refusal) const {
     return refused_[static_cast<std::size_t>(refusal)].load(std::memory_order_relaxed);
   }
-  // How often the state became `state`, through `Apply`.
+  // How often the state became `state`; a new incarnation in the same state does not count.
   std::uint64_t entered(ActorState state) const {
     return entered_[static_cast<std::size_t>(state)].load(std::memory_order_relaxed);
   }
-  // Observations that `Decide` did not adopt although they named another state than the present one.
+  // Observations that named another state than the present one and moved nothing.
   std::uint64_t stale() const { return stale_.load(std::memory_order_relaxed); }
 
  private:

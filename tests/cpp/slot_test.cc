@@ -1,0 +1,110 @@
+#define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
+#include "slot.h"
+
+#include <doctest/doctest.h>
+
+#include <string>
+#include <type_traits>
+
+namespace actorsub {
+namespace {
+
+static_assert(sizeof(ActorId) == 16);
+static_assert(std::is_trivially_destructible_v<Slot>, "the last reference may be dropped anywhere");
+static_assert(!std::is_copy_constructible_v<Slot> && !std::is_copy_assignable_v<Slot>);
+
+Observation Report(Evidence evidence, ActorState verdict, std::int64_t incarnation = Observation::kNoIncarnation) {
+  Observation observation;
+  observation.evidence = evidence;
+  observation.verdict = verdict;
+  observation.incarnation = incarnation;
+  return observation;
+}
+
+TEST_CASE("a new slot knows nothing") {
+  const ActorId id{1, 2, 3};
+  const Slot slot(id);
+  CHECK(slot.id() == id);
+  CHECK(slot.word() == 0);
+  CHECK(slot.state() == ActorState::kUnknown);
+  CHECK(slot.belief() == Belief());
+  CHECK(slot.submitted() == 0);
+  CHECK(slot.waited() == 0);
+  CHECK(slot.stale() == 0);
+  for (int i = 0; i < kRefusalCount; ++i) CHECK(slot.refused(static_cast<Refusal>(i)) == 0);
+  for (int i = 0; i < kActorStateCount; ++i) CHECK(slot.entered(static_cast<ActorState>(i)) == 0);
+}
+
+TEST_CASE("apply") {
+  Slot slot(ActorId{});
+
+  Change change = slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 4));
+  CHECK(change.changed);
+  CHECK(change.before == Belief());
+  CHECK(change.after == slot.belief());
+  CHECK(slot.state() == ActorState::kAlive);
+  CHECK(slot.entered(ActorState::kAlive) == 1);
+
+  SUBCASE("no news") {
+    const std::uint64_t word = slot.word();
+    change = slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 4));
+    CHECK(!change.changed);
+    CHECK(change.before == change.after);
+    CHECK(slot.word() == word);
+    CHECK(slot.stale() == 0);
+  }
+  SUBCASE("remembered, but no change") {
+    change = slot.Apply(Report(Evidence::kRay, ActorState::kAlive));
+    CHECK(!change.changed);
+    CHECK(change.after.ray_last == ActorState::kAlive);
+    CHECK(slot.belief() == change.after);
+    CHECK(slot.stale() == 0);
+  }
+  SUBCASE("stale") {
+    change = slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 3));
+    CHECK(!change.changed);
+    CHECK(slot.stale() == 1);
+    CHECK(slot.state() == ActorState::kAlive);
+  }
+  SUBCASE("a new incarnation in the same state is a change, but the state was not entered again") {
+    change = slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 5));
+    CHECK(change.changed);
+    CHECK(slot.entered(ActorState::kAlive) == 1);
+  }
+  SUBCASE("down and confirmed") {
+    change = slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 4));
+    CHECK(change.changed);
+    CHECK(change.after.provisional);
+    CHECK(slot.entered(ActorState::kRestarting) == 1);
+    change = slot.Apply(Report(Evidence::kRay, ActorState::kRestarting));
+    CHECK(change.changed);
+    CHECK(!change.after.provisional);
+    CHECK(change.after.incarnation == 5);
+    CHECK(slot.entered(ActorState::kRestarting) == 1);
+  }
+}
+
+TEST_CASE("counters do not mix") {
+  Slot slot(ActorId{});
+  for (int i = 0; i < kRefusalCount; ++i) {
+    for (int n = 0; n <= i; ++n) slot.CountRefused(static_cast<Refusal>(i));
+  }
+  slot.CountSubmitted();
+  slot.CountSubmitted();
+  slot.CountWaited();
+  for (int i = 0; i < kRefusalCount; ++i) {
+    CHECK(slot.refused(static_cast<Refusal>(i)) == static_cast<std::uint64_t>(i + 1));
+  }
+  CHECK(slot.submitted() == 2);
+  CHECK(slot.waited() == 1);
+  CHECK(slot.word() == 0);
+}
+
+TEST_CASE("refusal names") {
+  const char* const names[] = {"restarting", "unreachable", "dead", "pending", "deadline", "event_loop"};
+  for (int i = 0; i < kRefusalCount; ++i) CHECK(std::string(RefusalName(static_cast<Refusal>(i))) == names[i]);
+  CHECK(std::string(RefusalName(static_cast<Refusal>(99))) == "invalid");
+}
+
+}  // namespace
+}  // namespace actorsub
