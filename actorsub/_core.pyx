@@ -1,4 +1,4 @@
-# cython: language_level=3, binding=False, embedsignature=True
+# cython: language_level=3, binding=False, embedsignature=True, auto_pickle=False, autotestdict=False
 """The compiled core: an actor's state, and the gate that every `.remote()` of a wrapped handle passes.
 
 Nothing here knows Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`) and which
@@ -162,17 +162,15 @@ cdef class Actor:
     cdef public bint used
     # Ray's own ActorDiedError with the cause, once it is known.
     cdef public object death
-    # threading.Event objects of callers that wait for a change; None while nobody does.
-    cdef public object waiters
+    # threading.Event objects of callers that wait for a change.
+    cdef public list waiters
     # The watcher's notes: time of the next look at the actor table, and how long it waits between two.
     cdef public double next_read_s
     cdef public double read_interval_s
     cdef public bint reading
-    # A failed ObjectRef's payload and the version it was made for.
-    cdef public object failed_payload
     cdef object __weakref__
 
-    def __init__(self):
+    def __init__(self, *args, **kwargs):
         raise TypeError("Actor objects are made by actor_of()")
 
     def __dealloc__(self):
@@ -264,6 +262,7 @@ def actor_of(ray_id, session):
     actor.ray_id = ray_id
     actor.key = key
     actor.session = session
+    actor.waiters = []
     actors[key] = weakref.ref(actor, _ForgetActor(key))
     return actor
 

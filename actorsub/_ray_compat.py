@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import inspect
 import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -42,9 +44,7 @@ def _global_worker() -> Any:
 
 
 def _local_state_getter() -> Any:
-    from ray._raylet import CoreWorker
-
-    return CoreWorker.get_local_actor_state
+    return importlib.import_module("ray._raylet").CoreWorker.get_local_actor_state
 
 
 def _actor_table() -> Any:
@@ -58,10 +58,9 @@ def _table_reader() -> Any:
 
     if hasattr(GlobalState, "get_actor_info"):
         return state.get_actor_info
-    from ray._raylet import GlobalStateAccessor
-
+    raylet = importlib.import_module("ray._raylet")
     # Ray 2.49 has the reader one layer below.
-    if not hasattr(GlobalStateAccessor, "get_actor_info") or not hasattr(state, "_connect_and_get_accessor"):
+    if not hasattr(raylet.GlobalStateAccessor, "get_actor_info") or not hasattr(state, "_connect_and_get_accessor"):
         return None
     return lambda actor_id: state._connect_and_get_accessor().get_actor_info(actor_id)
 
@@ -69,7 +68,8 @@ def _table_reader() -> Any:
 def _handle_helpers() -> Any:
     cls = ray.actor.ActorHandle
     parameters = list(inspect.signature(cls._deserialization_helper).parameters)
-    return cls if hasattr(cls, "_serialization_helper") and parameters[1:3] == ["weak_ref", "outer_object_ref"] else None
+    known = hasattr(cls, "_serialization_helper") and parameters[1:3] == ["weak_ref", "outer_object_ref"]
+    return cls if known else None
 
 
 def _validate_args() -> Any:
@@ -118,10 +118,6 @@ def local_state_binding() -> tuple[Any, str, str, str, dict[int, str]] | None:
     return global_worker, "_is_connected", "core_worker", "get_local_actor_state", names
 
 
-def is_connected() -> bool:
-    return ray.is_initialized()
-
-
 def is_client_connected() -> bool:
     """True when this process uses Ray through `ray://`."""
     from ray.util.client import ray as client
@@ -130,9 +126,9 @@ def is_client_connected() -> bool:
 
 
 def is_client_handle(thing: Any) -> bool:
-    from ray.util.client.common import ClientActorHandle
-
-    return isinstance(thing, ClientActorHandle)
+    # Not imported here: it needs grpcio, which only the extra "ray[client]" brings; a holder of one has it.
+    module = sys.modules.get("ray.util.client.common")
+    return module is not None and isinstance(thing, module.ClientActorHandle)
 
 
 def session_token() -> Any:
@@ -195,6 +191,8 @@ def _death(row: Any) -> ray.exceptions.ActorDiedError:
     cause = row.death_cause
     if cause.HasField("creation_task_failure_context"):
         error = ray.exceptions.RayError.from_ray_exception(cause.creation_task_failure_context)
+        if isinstance(error, ray.exceptions.ActorDiedError):
+            return error
         if isinstance(error, ray.exceptions.RayTaskError):
             return ray.exceptions.ActorDiedError(error)
     if cause.HasField("actor_died_error_context"):

@@ -48,7 +48,7 @@ def _describe(error: Any) -> str:
     return text + " The call never left this process and cannot have run."
 
 
-def _rebuild(cls: type[Any], certificate: dict[str, Any], extra: dict[str, Any]) -> Any:
+def _rebuild(cls: Any, certificate: dict[str, Any], extra: dict[str, Any]) -> Any:
     error = cls.__new__(cls)
     error._certify(**certificate)
     error.__dict__.update(extra)
@@ -173,11 +173,15 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
         super().__init__(_describe(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Unlike above, the certificate is in plain attributes, because TimeoutError allows no other native base.
         return _rebuild_deadline, (dict(self.__dict__),)
 
 
-def _rebuild_deadline(certificate: dict[str, Any]) -> DeadlineExceededError:
-    return DeadlineExceededError(**certificate)
+def _rebuild_deadline(attributes: dict[str, Any]) -> DeadlineExceededError:
+    error = DeadlineExceededError.__new__(DeadlineExceededError)
+    error.__dict__.update(attributes)
+    error.args = (_describe(error),)
+    return error
 
 
 def refusal(actor: _core.Actor, detail: str | None = None) -> ActorUnavailableError:

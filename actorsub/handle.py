@@ -20,7 +20,7 @@ _CLIENT = (
 )
 
 
-class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):  # type: ignore[misc]
+class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
     """One method of a wrapped handle. `remote` is in the core; the rest is Ray's own method object, asked."""
 
     def __init__(self) -> None:
@@ -87,10 +87,10 @@ def _make_method(
     actor: _core.Actor, handle: ray.actor.ActorHandle, name: str, inner: Any, options: Any, policy: Policy
 ) -> ActorMethod:
     method = ActorMethod.__new__(ActorMethod)
-    return _core.fill_method(method, actor, handle, name, inner, options, policy, policy.on_unavailable)  # type: ignore[no-any-return]
+    return _core.fill_method(method, actor, handle, name, inner, options, policy, policy.on_unavailable)
 
 
-class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):  # type: ignore[misc]
+class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
     """A handle to an actor, in place of Ray's: everything a plain one does, and refusals as its policy says.
 
     Made by `wrap`, `remote` and `get_actor`. Equal to the plain handle, with the same hash. Ray's own handle is inside

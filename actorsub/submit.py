@@ -44,7 +44,7 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
     while True:
         state = look(actor)
         if state == "alive" or state == "unknown":
-            return _go(actor, waited)
+            break
         if state == "dead":
             # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
             # actor back; so under "ref" the call is Ray's.
@@ -56,7 +56,7 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
         wish = policy.on_unavailable
         if state == "pending":
             if policy.on_pending == "submit":
-                return _go(actor, waited)
+                break
             if policy.on_pending == "wait":
                 wish = "wait"
             elif wish == "wait":
@@ -74,11 +74,9 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
         waited = True
         if not wait_for_change(actor, state, deadline_s):
             errors.raise_deadline(actor, f"It was waited for {policy.timeout_s:g} s.")
-
-
-def _go(actor: _core.Actor, waited: bool) -> None:
     if waited:
         actor.count_waited()
+    return None
 
 
 def _runs_event_loop() -> bool:
@@ -144,8 +142,6 @@ class _Waiter:
     def __init__(self, actor: _core.Actor) -> None:
         self._event = threading.Event()
         self._actor = actor
-        if actor.waiters is None:
-            actor.waiters = []
         actor.waiters.append(self._event)
 
     def wait(self, timeout_s: float | None) -> None:

@@ -88,10 +88,8 @@ def read_table(actor: _core.Actor) -> None:
 
 def wake(actor: _core.Actor) -> None:
     """Lets everyone who waits for a change of this actor look again."""
-    waiters = actor.waiters
-    if waiters:
-        for waiter in list(waiters):
-            waiter.set()
+    for waiter in list(actor.waiters):
+        waiter.set()
 
 
 class Watcher:

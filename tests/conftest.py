@@ -1,117 +1,27 @@
-"""What the tests share: a real local Ray, actors that can be killed and that take their time to come back."""
+"""What the tests share: a real local Ray, and actors that can be killed (helpers.py)."""
 
 from __future__ import annotations
 
 import os
 import pathlib
-import signal
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-# Ray reads these when it starts: quiet logs, no usage report, no token file in the home directory.
+# Ray reads these when it starts: no usage report, no token file in the home directory, no hint about accelerators.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+# Worker processes import the actor classes of helpers.py by name.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(pathlib.Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 import ray
+from helpers import RAY_ARGS, Restartable, Worker, wait_for_state, wait_until
 
-import actorsub
-
-RAY_ARGS: dict[str, Any] = {
-    # Never another cluster that happens to run on this machine.
-    "address": "local",
-    "num_cpus": 4,
-    "include_dashboard": False,
-    "log_to_driver": False,
-    "logging_level": "ERROR",
-}
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> Any:
-    """Polls until `condition()` is true and returns its value; for states that nothing announces."""
-    end = time.monotonic() + timeout_s
-    while True:
-        value = condition()
-        if value:
-            return value
-        if time.monotonic() > end:
-            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
-        time.sleep(0.002)
-
-
-def wait_for_state(handle: actorsub.ActorHandle, *states: actorsub.ActorState, timeout_s: float = 30.0) -> None:
-    wait_until(lambda: actorsub.state(handle) in states, timeout_s, f"{handle} in {states}, is {actorsub.state(handle)}")
-
-
-class Worker:
-    """An actor that holds back its restarts until the gate file is there (or for `restart_s`), and keeps a ledger of
-    what it ran outside its process."""
-
-    def __init__(self, directory: str, restart_s: float | None = None) -> None:
-        self.directory = pathlib.Path(directory)
-        starts = self.directory / "starts"
-        first = not starts.exists()
-        with starts.open("a") as file:
-            file.write(f"{os.getpid()}\n")
-        if not first:
-            if restart_s is not None:
-                time.sleep(restart_s)
-            else:
-                while not (self.directory / "gate").exists():
-                    time.sleep(0.005)
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def echo(self, value: Any = None, *, twice: bool = False) -> Any:
-        return [value, value] if twice else value
-
-    def record(self, entry: str) -> str:
-        with (self.directory / "ledger").open("a") as file:
-            file.write(entry + "\n")
-        return entry
-
-    def pair(self) -> tuple[int, int]:
-        return 1, 2
-
-    def stream(self, count: int = 3) -> Iterator[int]:
-        yield from range(count)
-
-    def leave(self) -> None:
-        raise SystemExit(0)
-
-
-class Restartable:
-    """A wrapped Worker with its directory: kill it, let it come back, read what it ran."""
-
-    def __init__(self, directory: pathlib.Path, restart_s: float | None = None, **options: Any) -> None:
-        self.directory = directory
-        options = {"max_restarts": -1, "num_cpus": 0, **options}
-        self.handle = actorsub.remote(**options)(Worker).remote(str(directory), restart_s)
-        self.pid = ray.get(self.handle.pid.remote(), timeout=60)
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until Ray has noticed."""
-        os.kill(self.pid, signal.SIGKILL)
-        wait_for_state(self.handle, actorsub.ActorState.RESTARTING, actorsub.ActorState.DEAD)
-
-    def let_restart(self) -> None:
-        (self.directory / "gate").touch()
-
-    def restart(self) -> None:
-        """Lets it come back, and waits until it is up."""
-        self.let_restart()
-        wait_for_state(self.handle, actorsub.ActorState.ALIVE)
-        self.pid = ray.get(actorsub.wrap(self.handle, on_unavailable="wait", timeout_s=30).pid.remote(), timeout=60)
-        (self.directory / "gate").unlink()
-
-    @property
-    def ledger(self) -> list[str]:
-        path = self.directory / "ledger"
-        return path.read_text().split() if path.exists() else []
+__all__ = ["RAY_ARGS", "Restartable", "Worker", "wait_for_state", "wait_until"]
 
 
 @pytest.fixture

@@ -1,0 +1,122 @@
+# actorsub: everything a newcomer or CI runs. `make help` lists it.
+#
+# `make demo` and `make test` are the only two that need nothing before them: each makes the virtual environment in
+# .venv, builds the source distribution, builds the wheel from that, installs the wheel, and runs against the installed
+# package, never against this folder. A stamp per step keeps a second run short.
+
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+BIN := $(VENV)/bin
+CORE_SOURCES := $(wildcard csrc/*.h csrc/*.cc actorsub/_cpp/*.pxd actorsub/*.pyx)
+SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildcard actorsub/*.py actorsub/*.pyi)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+CMAKE_BUILD := build/cpp
+
+.PHONY: help demo test bench lint format dist test-cpp test-sanitizers fuzz bench-cpp develop clean
+
+help:  ## What there is to make
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+# --- build and install -------------------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@command -v g++ >/dev/null || { echo "actorsub needs a C++17 compiler: install g++ (Debian: apt-get install g++)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "actorsub needs Python 3.10 or newer; choose one with make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || { echo "$(PYTHON) has no C headers (Debian: apt-get install python3-dev)"; exit 1; }
+	@echo "Making the virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) install --upgrade pip build
+	@touch $@
+
+# The wheel comes from the sdist, so that an incomplete sdist shows here.
+$(VENV)/.wheel: $(VENV)/.made $(SOURCES)
+	@echo "Building the sdist, and the wheel from it (about a minute)"
+	@rm -rf dist build/lib* build/bdist*
+	@mkdir -p build
+	@$(BIN)/python -m build --outdir dist . > build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@ls dist
+	@touch $@
+
+$(VENV)/.installed-%: $(VENV)/.wheel
+	@echo "Installing the wheel with its extra '$*' (Ray is a large download)"
+	@$(PIP) install "$$(ls dist/*.whl)[$*]"
+	@$(PIP) install --force-reinstall --no-deps dist/*.whl
+	@touch $@
+
+dist: $(VENV)/.wheel  ## Build dist/*.tar.gz and, from it, dist/*.whl
+
+# --- the two commands --------------------------------------------------------------------------------------------------
+
+demo: $(VENV)/.installed-demo  ## What stock Ray costs a service while actors restart, and what it costs with actorsub
+	@$(BIN)/python -m actorsub demo $(DEMO_ARGS)
+
+test: $(VENV)/.installed-test  ## The Python tests, on a real Ray, against the installed wheel
+	@$(BIN)/pytest tests $(PYTEST_ARGS)
+
+# --- for developers ----------------------------------------------------------------------------------------------------
+
+bench: $(VENV)/.installed-bench  ## Benchmarks against stock and tuned Ray: pytest-benchmark's JSON and a table of ratios
+	@mkdir -p bench/out
+	@$(BIN)/pytest bench --benchmark-json=bench/out/benchmark.json $(PYTEST_ARGS)
+	@$(BIN)/python bench/table.py bench/out/benchmark.json
+
+test-cpp:  ## The C++ tests, without Python (needs cmake and doctest)
+	@cmake -S csrc -B $(CMAKE_BUILD)/plain -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
+	@cmake --build $(CMAKE_BUILD)/plain -j $(JOBS)
+	@ctest --test-dir $(CMAKE_BUILD)/plain --output-on-failure
+
+test-sanitizers:  ## The C++ tests under TSan, and under ASan with UBSan (needs clang)
+	@for sanitizer in thread address,undefined; do \
+	    cmake -S csrc -B $(CMAKE_BUILD)/$$sanitizer -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	        -DACTORSUB_SANITIZE=$$sanitizer > /dev/null && \
+	    cmake --build $(CMAKE_BUILD)/$$sanitizer -j $(JOBS) && \
+	    ctest --test-dir $(CMAKE_BUILD)/$$sanitizer --output-on-failure || exit 1; \
+	done
+
+FUZZ_SECONDS ?= 20
+fuzz:  ## Each fuzzer for FUZZ_SECONDS (needs clang)
+	@cmake -S csrc -B $(CMAKE_BUILD)/fuzz -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
+	    -DACTORSUB_SANITIZE=address,undefined -DACTORSUB_FUZZ=ON > /dev/null
+	@cmake --build $(CMAKE_BUILD)/fuzz -j $(JOBS)
+	@for fuzzer in $(CMAKE_BUILD)/fuzz/*_fuzz; do \
+	    name=$$(basename $$fuzzer _fuzz); corpus=$(CMAKE_BUILD)/corpus/$$name; log=$(CMAKE_BUILD)/$$name.log; \
+	    mkdir -p $$corpus; seeds=$$(ls -d tests/cpp/fuzz/seeds/$$name 2>/dev/null); \
+	    $$fuzzer -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 $$corpus $$seeds > $$log 2>&1 \
+	        || { tail -n 40 $$log; exit 1; }; \
+	    echo "$$name: $$(grep number_of_executed_units $$log | tr -s ' ') in $(FUZZ_SECONDS) s, nothing found"; \
+	done
+
+bench-cpp:  ## The C++ benchmarks (needs google-benchmark)
+	@cmake -S csrc -B $(CMAKE_BUILD)/bench -DCMAKE_BUILD_TYPE=Release -DACTORSUB_BENCH=ON > /dev/null
+	@cmake --build $(CMAKE_BUILD)/bench -j $(JOBS)
+	@for bench in $(CMAKE_BUILD)/bench/*_bench; do $$bench || exit 1; done
+
+lint: $(VENV)/.linters  ## ruff, mypy, stubtest, cython-lint, clang-format, clang-tidy
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/cython-lint --max-line-length=120 actorsub/_core.pyx actorsub/_cpp/*.pxd
+	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
+	@$(BIN)/mypy
+	@$(BIN)/stubtest --mypy-config-file pyproject.toml actorsub._core
+	@cmake -S csrc -B $(CMAKE_BUILD)/plain -DCMAKE_EXPORT_COMPILE_COMMANDS=ON > /dev/null
+	@$(BIN)/clang-tidy --quiet -p $(CMAKE_BUILD)/plain $$(git ls-files 'csrc/*.cc')
+
+format: $(VENV)/.linters  ## Format everything
+	@$(BIN)/ruff check --fix -q .
+	@$(BIN)/ruff format -q .
+	@$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
+
+$(VENV)/.linters: $(VENV)/.installed-test pyproject.toml
+	@$(PIP) install "$$(ls dist/*.whl)[lint]"
+	@touch $@
+
+develop: $(VENV)/.made  ## Build the core in place, warnings as errors; then `PYTHONPATH=. .venv/bin/pytest tests`
+	@$(PIP) install 'setuptools>=77' 'cython>=3.1' && ACTORSUB_WERROR=1 $(BIN)/python setup.py --quiet build_ext --inplace
+
+clean:  ## Remove everything that was built, the virtual environment too
+	@rm -rf build dist *.egg-info .venv bench/out actorsub/*.so

@@ -1,0 +1,111 @@
+"""Actors that can be killed and that come back when told to, and ways to wait for what nothing announces."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import ray
+
+import actorsub
+
+RAY_ARGS: dict[str, Any] = {
+    # Never another cluster that happens to run on this machine.
+    "address": "local",
+    "num_cpus": 4,
+    "include_dashboard": False,
+    "log_to_driver": False,
+    "logging_level": "ERROR",
+}
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> Any:
+    """Polls until `condition()` is true and returns its value; for states that nothing announces."""
+    end = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f"not within {timeout_s} s: {what or condition}")
+        time.sleep(0.002)
+
+
+def wait_for_state(handle: actorsub.ActorHandle, *states: actorsub.ActorState, timeout_s: float = 30.0) -> None:
+    wait_until(
+        lambda: actorsub.state(handle) in states,
+        timeout_s,
+        f"{handle} in {states}, is {actorsub.state(handle)}",
+    )
+
+
+class Worker:
+    """An actor that holds back its restarts until the gate file is there (or for `restart_s`), and keeps a ledger of
+    what it ran outside its process."""
+
+    def __init__(self, directory: str, restart_s: float | None = None) -> None:
+        self.directory = pathlib.Path(directory)
+        starts = self.directory / "starts"
+        first = not starts.exists()
+        with starts.open("a") as file:
+            file.write(f"{os.getpid()}\n")
+        if not first:
+            if restart_s is not None:
+                time.sleep(restart_s)
+            else:
+                while not (self.directory / "gate").exists():
+                    time.sleep(0.005)
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def echo(self, value: Any = None, *, twice: bool = False) -> Any:
+        return [value, value] if twice else value
+
+    def record(self, entry: str) -> str:
+        with (self.directory / "ledger").open("a") as file:
+            file.write(entry + "\n")
+        return entry
+
+    def pair(self) -> tuple[int, int]:
+        return 1, 2
+
+    def stream(self, count: int = 3) -> Iterator[int]:
+        yield from range(count)
+
+    def leave(self) -> None:
+        raise SystemExit(0)
+
+
+class Restartable:
+    """A wrapped Worker with its directory: kill it, let it come back, read what it ran."""
+
+    def __init__(self, directory: pathlib.Path, restart_s: float | None = None, **options: Any) -> None:
+        self.directory = directory
+        options = {"max_restarts": -1, "num_cpus": 0, **options}
+        self.handle = actorsub.remote(**options)(Worker).remote(str(directory), restart_s)
+        self.pid = ray.get(self.handle.pid.remote(), timeout=60)
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until Ray has noticed."""
+        os.kill(self.pid, signal.SIGKILL)
+        wait_for_state(self.handle, actorsub.ActorState.RESTARTING, actorsub.ActorState.DEAD)
+
+    def let_restart(self) -> None:
+        (self.directory / "gate").touch()
+
+    def restart(self) -> None:
+        """Lets it come back, and waits until it is up."""
+        self.let_restart()
+        wait_for_state(self.handle, actorsub.ActorState.ALIVE)
+        self.pid = ray.get(actorsub.wrap(self.handle, on_unavailable="wait", timeout_s=30).pid.remote(), timeout=60)
+        (self.directory / "gate").unlink()
+
+    @property
+    def ledger(self) -> list[str]:
+        path = self.directory / "ledger"
+        return path.read_text().split() if path.exists() else []
