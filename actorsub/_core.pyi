@@ -110,6 +110,7 @@ def fill_method(
     handle: Any,
     name: str,
     inner: Any,
+    call: Any,
     options: dict[str, Any] | None,
     policy: Any,
     on_unavailable: str,

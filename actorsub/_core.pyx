@@ -87,6 +87,7 @@ cdef unsigned long fork_generation = 0
 
 # Never destroyed: slots may outlive this module's teardown at interpreter exit.
 cdef Registry* registry = new Registry()
+cdef object registry_session = None     # The session that `registry` is for.
 cdef dict actors = {}                   # id (bytes) -> weak reference to its Actor.
 
 STATE_NAMES = tuple([ActorStateName(<ActorState><int>i).decode() for i in range(6)])
@@ -244,14 +245,20 @@ cdef class Actor:
 
 def actor_of(ray_id, session):
     """The Actor of a Ray ActorID: the one that exists, or a new one."""
+    global registry, registry_session
     cdef bytes key = ray_id.binary()
     cdef ActorId id
     cdef Actor actor
     existing = actors.get(key)
     if existing is not None:
         found = existing()
-        if found is not None:
+        if found is not None and found.session is session:
             return found
+    if session is not registry_session:
+        # What an earlier connection believed about an actor is not carried over: Ray has not subscribed to it yet in
+        # this one. The old registry goes on serving the slots of old handles.
+        registry = new Registry()
+        registry_session = session
     if len(key) != 16:
         raise ValueError(f"an actor id has 16 bytes, got {len(key)}")
     memcpy(id.data(), <const char*>key, 16)
@@ -432,8 +439,8 @@ cdef class MethodBase:
 
     cdef Actor actor
     cdef int on_unavailable
-    cdef readonly object _actorsub_inner      # Ray's ActorMethod (or its options wrapper).
-    cdef object call                          # Its bound `remote`.
+    cdef readonly object _actorsub_inner      # Ray's ActorMethod.
+    cdef object call                          # What `remote` calls: its own, with the options applied.
     cdef readonly object _actorsub_policy
     cdef readonly object _actorsub_handle     # Ray's own handle.
     cdef readonly str _actorsub_name
@@ -457,13 +464,13 @@ def fill_handle(HandleBase handle, Actor actor, inner, policy):
     return handle
 
 
-def fill_method(MethodBase method, Actor actor, handle, str name, inner, options, policy, str on_unavailable):
+def fill_method(MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable):
     method.actor = actor
     method._actorsub_handle = handle
     method._actorsub_name = name
     method._actorsub_inner = inner
     method._actorsub_options = options
-    method.call = inner.remote
+    method.call = call
     method._actorsub_policy = policy
     method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
     return method

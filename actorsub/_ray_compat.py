@@ -248,6 +248,24 @@ def default_num_returns(method: Any) -> Any:
     return getattr(method, "_num_returns", 1)
 
 
+def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """`method.options(**options).remote`, after Ray has checked the options.
+
+    Not Ray's own object for that: before 2.60 it is in a cycle with the handle, which keeps a dropped actor alive until
+    the garbage collector runs (ray-project/ray 61922).
+    """
+    wrapper = method.options(**options)
+    if "tensor_transport" in options or not hasattr(method, "_remote"):
+        # Ray translates that value on the way.
+        return wrapper.remote
+    submit = method._remote
+
+    def remote(*args: Any, **kwargs: Any) -> Any:
+        return submit(args=args, kwargs=kwargs, **options)
+
+    return remote
+
+
 def check_arguments(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises Ray's own TypeError when the arguments do not fit the method."""
     parameters = getattr(method, "_signature", None)
@@ -297,6 +315,13 @@ def note_contained(handle_ref: Any, weak_ref: bool) -> None:
     if not weak_ref:
         context = global_worker.get_serialization_context()
         context.add_contained_object_ref(handle_ref, allow_out_of_band_serialization=True)
+
+
+def register_reducer(cls: type[Any], reducer: Callable[[Any], tuple[Any, ...]]) -> None:
+    """Makes Ray's own pickler (not pickle, nor copy) use `reducer`, as Ray does for its own handle class."""
+    import ray.cloudpickle
+
+    ray.cloudpickle.CloudPickler.dispatch[cls] = reducer
 
 
 def deserialize_handle(serialized: bytes, weak_ref: bool) -> ray.actor.ActorHandle:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+import types
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ import ray.actor
 
 from actorsub import _core, _ray_compat, submit, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
-from actorsub.policy import DEFAULT_POLICY, Policy, check_names, split_options
+from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, split_options
 
 _CLIENT = (
     "actorsub does not work through Ray Client (ray://): the actor's state and process are not visible from here. "
@@ -26,11 +26,6 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
     def __init__(self) -> None:
         raise TypeError("method objects are made by handles: handle.method")
 
-    @property
-    def _actorsub_ray_method(self) -> Any:
-        """Ray's own ActorMethod, also below `.options()`."""
-        return getattr(self._actorsub_inner, "_actor_method", self._actorsub_inner)
-
     def options(self, **options: Any) -> ActorMethod:
         """The same method with options for the calls made through it: Ray's, and those of Policy.
 
@@ -43,22 +38,22 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
                 accepted = ", ".join(sorted(known))
                 raise TypeError(
                     f"{self._actorsub_name}.options() got an unknown option {name!r}. "
-                    f"Ray takes {accepted}; actorsub takes {', '.join(DEFAULT_POLICY.__dataclass_fields__)}"
+                    f"Ray takes {accepted}; actorsub takes {', '.join(OPTION_NAMES)}"
                 )
         merged = {**(self._actorsub_options or {}), **rays}
-        ray_method = self._actorsub_ray_method
         return _make_method(
             self._actorsub_actor,
             self._actorsub_handle,
             self._actorsub_name,
-            ray_method.options(**merged) if merged else ray_method,
+            self._actorsub_inner,
             merged or None,
             self._actorsub_policy.replace(**ours),
         )
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Ray's `.bind`: a node of a DAG, which submits by itself and is not gated."""
-        return self._actorsub_inner.bind(*args, **kwargs)
+        inner = self._actorsub_inner
+        return (inner.options(**self._actorsub_options) if self._actorsub_options else inner).bind(*args, **kwargs)
 
     def _remote(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
         # Libraries call this one with Ray's options.
@@ -68,7 +63,7 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or self._actorsub_inner is None:
             raise AttributeError(f"'ActorMethod' object has no attribute {name!r}")
-        return getattr(self._actorsub_ray_method, name)
+        return getattr(self._actorsub_inner, name)
 
     def __repr__(self) -> str:
         return f"<method {self._actorsub_name} of {self._actorsub_handle!r}>"
@@ -87,7 +82,8 @@ def _make_method(
     actor: _core.Actor, handle: ray.actor.ActorHandle, name: str, inner: Any, options: Any, policy: Policy
 ) -> ActorMethod:
     method = ActorMethod.__new__(ActorMethod)
-    return _core.fill_method(method, actor, handle, name, inner, options, policy, policy.on_unavailable)
+    call = _ray_compat.call_with_options(inner, options) if options else inner.remote
+    return _core.fill_method(method, actor, handle, name, inner, call, options, policy, policy.on_unavailable)
 
 
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
@@ -121,12 +117,21 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
         return _ray_compat.Traveller(serialized, weak_ref, _rebuild, self._actorsub_policy), handle_ref, weak_ref
 
+    # `ActorHandle[Worker]` in annotations, as with Ray's class.
+    __class_getitem__: Any = classmethod(types.GenericAlias)
+
     def __reduce__(self) -> tuple[Any, ...]:
+        # pickle and copy; inside Ray's own serialization `_reduce_in_ray` comes first.
         if not _ray_compat.can_travel():
             return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
-        serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
-        _ray_compat.note_contained(handle_ref, weak_ref)
+        serialized, _, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
         return _rebuild, (serialized, weak_ref, self._actorsub_policy)
+
+
+def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
+    serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(handle._actorsub_inner)
+    _ray_compat.note_contained(handle_ref, weak_ref)
+    return _rebuild, (serialized, weak_ref, handle._actorsub_policy)
 
 
 def _rebuild(serialized: bytes, weak_ref: bool, policy: Policy) -> ActorHandle:
@@ -322,11 +327,9 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
     }
 
 
-def option_names() -> Iterable[str]:
-    return DEFAULT_POLICY.__dataclass_fields__
-
-
 _core.bind_types(tuple(ActorState), ActorUnavailableError, submit.submit_slowly)
 _binding = _ray_compat.local_state_binding()
 if _binding is not None:
     _core.bind_ray(*_binding)
+if _ray_compat.can_travel():
+    _ray_compat.register_reducer(ActorHandle, _reduce_in_ray)

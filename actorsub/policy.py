@@ -28,9 +28,7 @@ def _seconds(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds or None, got {value!r} of type {type(value).__name__}")
     if math.isnan(value) or not 0 < value <= MAX_TIMEOUT_S:
-        raise ValueError(
-            f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}"
-        )
+        raise ValueError(f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -155,10 +155,10 @@ class _Waiter:
 def refused(method: Any, error: errors.ActorUnavailableError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The refusal in the shape that the call would have had."""
     # Wrong arguments are the caller's mistake whatever the actor does, and Ray reports them at submit.
-    _ray_compat.check_arguments(method._actorsub_ray_method, args, kwargs)
+    _ray_compat.check_arguments(method._actorsub_inner, args, kwargs)
     num_returns = (method._actorsub_options or {}).get("num_returns")
     if num_returns is None:
-        num_returns = _ray_compat.default_num_returns(method._actorsub_ray_method)
+        num_returns = _ray_compat.default_num_returns(method._actorsub_inner)
     if num_returns == "streaming":
         return _ray_compat.FailedGenerator(_ray_compat.failed_ref(error))
     if num_returns == "dynamic" or num_returns == 1:

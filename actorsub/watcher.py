@@ -30,7 +30,7 @@ BUSY_TICK_S = 0.002
 MAX_IDLE_SHARE = 0.005
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
-MAX_READ_INTERVAL_S = 2.0
+MAX_READ_INTERVAL_S = 1.0
 #: An actor that is up but that this process never called: Ray tells nothing about it unasked.
 UNUSED_READ_INTERVAL_S = 1.0
 #: How long a caller waits for the first read of the table before the call goes to Ray unjudged.
