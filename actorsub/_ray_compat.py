@@ -11,6 +11,7 @@ import functools
 import importlib
 import inspect
 import logging
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -136,6 +137,24 @@ def session_token() -> Any:
     if global_worker is not None:
         return getattr(global_worker, "core_worker", None) if global_worker._is_connected else None
     return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
+
+
+# The parent's connection in a forked child, kept so that its identity is not used anew. Anything asked over it would
+# also harm the parent, whose replies the child would take.
+_inherited_session: Any = None
+
+
+def _after_fork_in_child() -> None:
+    global _inherited_session
+    _inherited_session = session_token()
+
+
+def is_inherited_session() -> bool:
+    """True in a forked child that still has its parent's connection to Ray."""
+    return _inherited_session is not None and session_token() is _inherited_session
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -114,7 +114,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
 
     def _serialization_helper(self) -> tuple[Any, Any, bool]:
         # Ray asks this for a handle that is itself the value: see _ray_compat.Traveller.
-        serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
+        serialized, handle_ref, weak_ref = _serialize(self)
         return _ray_compat.Traveller(serialized, weak_ref, _rebuild, self._actorsub_policy), handle_ref, weak_ref
 
     # `ActorHandle[Worker]` in annotations, as with Ray's class.
@@ -124,12 +124,19 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         # pickle and copy; inside Ray's own serialization `_reduce_in_ray` comes first.
         if not _ray_compat.can_travel():
             return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
-        serialized, _, weak_ref = _ray_compat.serialize_handle(self._actorsub_inner)
+        serialized, _, weak_ref = _serialize(self)
         return _rebuild, (serialized, weak_ref, self._actorsub_policy)
 
 
+def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
+    if handle._actorsub_actor.session is not _ray_compat.session_token():
+        # Ray's core would abort the process.
+        raise RuntimeError(f"{handle!r} belongs to an earlier connection to Ray and cannot be sent over this one")
+    return _ray_compat.serialize_handle(handle._actorsub_inner)
+
+
 def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
-    serialized, handle_ref, weak_ref = _ray_compat.serialize_handle(handle._actorsub_inner)
+    serialized, handle_ref, weak_ref = _serialize(handle)
     _ray_compat.note_contained(handle_ref, weak_ref)
     return _rebuild, (serialized, weak_ref, handle._actorsub_policy)
 
@@ -153,6 +160,7 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHand
         if _ray_compat.is_client_handle(handle):
             raise TypeError(_CLIENT)
         raise TypeError(f"wrap() takes a Ray actor handle, got {handle!r} of type {type(handle).__name__}")
+    _refuse_unusable_connection()
     _ray_compat.warn_once()
     actor = _core.actor_of(_ray_compat.actor_id_of(handle), _ray_compat.session_token())
     if actor.state_name == "unknown" and _ray_compat.is_original(handle):
@@ -195,13 +203,15 @@ def get_actor(name: str, namespace: str | None = None, **options: Any) -> ActorH
         TypeError: an option is unknown.
     """
     policy = DEFAULT_POLICY.replace(**options)
-    _refuse_client()
+    _refuse_unusable_connection()
     return wrap_with_policy(ray.get_actor(name, namespace=namespace), policy)
 
 
-def _refuse_client() -> None:
+def _refuse_unusable_connection() -> None:
     if _ray_compat.is_client_connected():
         raise RuntimeError(_CLIENT)
+    if _ray_compat.is_inherited_session():
+        raise RuntimeError(submit.PARENT)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -213,7 +223,7 @@ def _refuse_client() -> None:
 
 
 def _create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> ActorHandle:
-    _refuse_client()
+    _refuse_unusable_connection()
     ours, rays = split_options(options)
     policy = self._actorsub_policy.replace(**ours)
     return wrap_with_policy(self._actorsub_ray_class._remote(self, args, kwargs, **rays), policy)

@@ -13,9 +13,9 @@ _EVENT_LOOP = (
     "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use "
     "on_unavailable='raise' here, or call from another thread; .call(), which waits without blocking, is planned."
 )
-_PARENT = (
-    "this handle belongs to the parent process: Ray connections do not survive a fork. Start child processes with the "
-    "'spawn' method, or call ray.init() and look the actor up (actorsub.get_actor) in the child"
+PARENT = (
+    "this handle or connection belongs to the parent process: Ray connections do not survive a fork. Start child "
+    "processes with the 'spawn' method, or fork before ray.init()"
 )
 
 
@@ -25,7 +25,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if actor is None:
         raise RuntimeError("this method object was not made by a handle")
     if actor.is_inherited:
-        raise RuntimeError(_PARENT)
+        raise RuntimeError(PARENT)
     error = admit(actor, method._actorsub_policy)
     if error is None:
         result = method._actorsub_submit(args, kwargs)
@@ -43,6 +43,10 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
     waited = False
     while True:
         state = look(actor)
+        if waited and state == "unknown":
+            # Not Ray's to answer: its own call would start a new local cluster from a thread that only waited.
+            actor.count_refused("deadline")
+            raise errors.refusal(actor, "The connection to Ray ended while the call waited.")
         if state == "alive" or state == "unknown":
             break
         if state == "dead":

@@ -1,0 +1,298 @@
+"""Reads pytest-benchmark's JSON and prints what it says: budgets first, then everything that was compared.
+
+    python bench/table.py bench/out/benchmark.json                      plain text
+    python bench/table.py bench/out/benchmark.json --markdown           for a document
+    python bench/table.py bench/out/benchmark.json --update FILE        into FILE, between the two marker lines
+
+Every figure comes from the JSON; only the budgets are written here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+BEGIN = "<!-- measured: begin (python bench/table.py JSON --update FILE) -->"
+END = "<!-- measured: end -->"
+
+#: What the project promises; see docs/design.md.
+REFUSAL_RAISE_NS = 500.0
+TIMES_FASTER_THAN_TUNED = 200.0
+TIMES_FASTER_THAN_STOCK = 1e6
+REFUSAL_REF_NS = 400_000.0
+STATE_RATIO = 0.4
+SUBMIT_RATIO = 1.05
+
+LATE_COLUMNS = ("answered_p50_ns", "lost_p50_ns")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells are text; the first column is aligned left, the others right."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+
+    def as_text(self) -> str:
+        widths = [max(len(row[i]) for row in [self.header, *self.rows]) for i in range(len(self.header))]
+        lines = [self.title, "-" * len(self.title)]
+        for row in [self.header, *self.rows]:
+            cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+        return "\n".join([*lines, *([self.note] if self.note else [])])
+
+    def as_markdown(self) -> str:
+        rule = ["---", *["---:"] * (len(self.header) - 1)]
+        lines = [f"### {self.title}", ""]
+        lines += [f"| {' | '.join(row)} |" for row in [self.header, rule, *self.rows]]
+        return "\n".join([*lines, *(["", self.note] if self.note else [])])
+
+
+class Results:
+    """The benchmarks of one JSON file, found by what they say about themselves in `extra_info`."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self.machine: dict[str, Any] = document["machine_info"]
+        self.commit: dict[str, Any] = document.get("commit_info") or {}
+        self._benchmarks: list[dict[str, Any]] = document["benchmarks"]
+
+    def all(self, **wanted: Any) -> Iterator[dict[str, Any]]:
+        for benchmark in self._benchmarks:
+            extra = benchmark["extra_info"]
+            if all(extra.get(name) == value for name, value in wanted.items()):
+                yield benchmark
+
+    def one(self, **wanted: Any) -> dict[str, Any] | None:
+        return next(self.all(**wanted), None)
+
+
+def median_ns(benchmark: dict[str, Any]) -> float:
+    return float(benchmark["stats"]["median"]) * 1e9
+
+
+def duration(ns: float) -> str:
+    for unit, size in (("s", 1e9), ("ms", 1e6), ("us", 1e3)):
+        if ns >= size:
+            return f"{ns / size:.3g} {unit}" if ns / size < 1000 else f"{ns / size:.0f} {unit}"
+    return f"{ns:.3g} ns" if ns < 100 else f"{ns:.0f} ns"
+
+
+def times(factor: float) -> str:
+    return f"{factor:,.0f} x" if factor >= 100 else f"{factor:.3g} x"
+
+
+def interval(extra: dict[str, Any]) -> str:
+    return f"{extra['ratio']:.3f} ({extra['ratio_low']:.3f} to {extra['ratio_high']:.3f})"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def budgets(results: Results) -> Table:
+    rows: list[list[str]] = []
+
+    def add(what: str, measured: str | None, budget: str, met: bool) -> None:
+        rows.append([what, measured or "not measured", budget, "" if measured is None else "yes" if met else "NO"])
+
+    raised = {name: results.one(environment=name, key="raise") for name in ("default", "tuned")}
+    ref = results.one(environment="default", key="ref-outcome")
+    ours = raised["default"]
+    value = median_ns(ours) if ours else 0.0
+    add(
+        "refusal by raise, and back",
+        ours and duration(value),
+        f"<= {duration(REFUSAL_RAISE_NS)}",
+        value <= REFUSAL_RAISE_NS,
+    )
+    for name, ray, limit in (
+        ("tuned", "tuned Ray", TIMES_FASTER_THAN_TUNED),
+        ("default", "stock Ray", TIMES_FASTER_THAN_STOCK),
+    ):
+        ours = raised[name]
+        value = ours["extra_info"]["times_faster_than_ray"] if ours else 0.0
+        add(f"refusal by raise, faster than {ray}", ours and times(value), f">= {times(limit)}", value >= limit)
+    value = median_ns(ref) if ref else 0.0
+    add(
+        "refusal by ref, until get raised",
+        ref and duration(value),
+        f"<= {duration(REFUSAL_REF_NS)}",
+        value <= REFUSAL_REF_NS,
+    )
+    ours = results.one(key="actorsub.state(h)")
+    value = ours["extra_info"]["ratio"] if ours else 0.0
+    add(
+        "state(h) against _get_local_state()",
+        ours and interval(ours["extra_info"]),
+        f"<= {STATE_RATIO}",
+        value <= STATE_RATIO,
+    )
+    for ours in results.all(key="wrapped"):
+        extra = ours["extra_info"]
+        if not extra["shape"].startswith("attribute"):
+            met = extra["ratio"] <= SUBMIT_RATIO
+            add(f".remote() against plain, {extra['shape']}", interval(extra), f"<= {SUBMIT_RATIO}", met)
+    return Table(
+        "Budgets",
+        ["what", "measured", "budget", "met"],
+        rows,
+        "Medians. Ratios: the median of the ratios within one turn, and its 95% interval.",
+    )
+
+
+def refusals(results: Results) -> Iterator[Table]:
+    for environment, ray in (("default", "stock Ray"), ("tuned", "tuned Ray")):
+        found = {one["extra_info"]["key"]: one for one in results.all(environment=environment)}
+        if "raise" not in found or "ray-outcome" not in found:
+            continue
+        base_ns, ray_ns = median_ns(found["raise"]), median_ns(found["ray-outcome"])
+        rows = []
+        for key, one in found.items():
+            ns = median_ns(one)
+            row = [one["extra_info"]["contender"], duration(one["stats"]["min"] * 1e9), duration(ns)]
+            row += [duration(one["stats"]["q3"] * 1e9), times(ns / base_ns)]
+            # To return a ref is no outcome yet, and the loop is no refusal.
+            row += ["" if key in ("loop", "ray-submit", "ref-submit", "ray-outcome") else times(ray_ns / ns)]
+            rows.append(row)
+        yield Table(
+            f"Refusal while the actor restarts, in one process with {ray}",
+            ["per call", "best", "p50", "p75", "of actorsub raise", f"faster than {ray}"],
+            rows,
+            "Outcome: from the call until the caller has the error. Raises are means over batches of "
+            f"{found['raise']['extra_info']['calls_per_sample']}, with the loop around them (last row) included.",
+        )
+
+
+def live(results: Results) -> Iterator[Table]:
+    rows = []
+    for one in [*results.all(key="actorsub.state(h)"), *results.all(key="h._get_local_state()")]:
+        rows.append([one["extra_info"]["contender"], duration(median_ns(one)), interval(one["extra_info"])])
+    if rows:
+        yield Table("State of an actor", ["per call", "p50", "of _get_local_state()"], rows)
+    rows = []
+    for wrapped in results.all(key="wrapped"):
+        shape = wrapped["extra_info"]["shape"]
+        plain = results.one(key="plain", shape=shape)
+        if plain:
+            row = [shape, duration(median_ns(plain)), duration(median_ns(wrapped)), interval(wrapped["extra_info"])]
+            rows.append(row)
+    if rows:
+        yield Table("Submitting to a live actor", ["call", "plain handle", "wrapped", "ratio"], rows)
+
+
+def restarts(results: Results) -> Iterator[Table]:
+    for what, until in (
+        ("submit", "`.remote()` returned or raised"),
+        ("outcome", "the caller could know the result or the error"),
+    ):
+        found = list(results.all(key=what))
+        if not found:
+            continue
+        rows = []
+        for one in sorted(found, key=lambda one: one["extra_info"]["threads"]):
+            extra = one["extra_info"]
+            percentiles = [duration(extra[name]) for name in ("p50_ns", "p99_ns", "p99_9_ns")]
+            row = [extra["variant"], str(extra["threads"]), *percentiles, duration(one["stats"]["max"] * 1e9)]
+            if what == "outcome":
+                ends = extra["ends"]
+                row += [str(sum(ends.values())), str(ends.get("answered", 0)), str(ends.get("refused", 0))]
+                row += [str(sum(ends.values()) - ends.get("answered", 0) - ends.get("refused", 0))]
+                row += ["" if extra[name] is None else duration(extra[name]) for name in LATE_COLUMNS]
+                row += [f"{extra['lost_total_s']:.1f} s"]
+            rows.append(row)
+        header = ["handle", "threads", "p50", "p99", "p99.9", "worst"]
+        extra = found[0]["extra_info"]
+        kills = sorted({len(one["extra_info"]["kills_s"]) for one in found})
+        late_ns = max(one["extra_info"]["late_p99_ns"] for one in found)
+        note = (
+            f"From the call until {until}; over all calls, whatever became of them. "
+            f"{extra['rate']:g} calls/s for {extra['seconds']:g} s at fixed times, from all threads together; "
+            f"{' or '.join(map(str, kills))} kills; in each run 99% of the calls began within {duration(late_ns)} of "
+            f"their time. Of {found[0]['stats']['rounds']} calls, p99.9 is nearly the worst."
+        )
+        if what == "outcome":
+            header += ["calls", "answered", "refused", "failed", "p50 answered", "p50 lost", "time lost"]
+            note += (
+                " Refused: by `.remote()` itself. Failed: by the ref. Lost: refused or failed; time lost is the sum of "
+                "what those calls took."
+            )
+        yield Table(f"Kills and restarts: {what}", header, rows, note)
+
+
+def ratios_under_restarts(results: Results) -> Iterator[Table]:
+    """The title benchmark again, as how many times actorsub's figure the others have."""
+    rows = []
+    for what in ("submit", "outcome"):
+        for ours in sorted(results.all(key=what, variant="actorsub"), key=lambda one: one["extra_info"]["threads"]):
+            threads = ours["extra_info"]["threads"]
+            for other in results.all(key=what, threads=threads):
+                if other is not ours:
+                    pair = other["extra_info"], ours["extra_info"]
+                    names = ("p50_ns", "p99_ns", "p99_9_ns", "lost_p50_ns")
+                    cells = [times(pair[0][name] / pair[1][name]) if pair[0][name] else "" for name in names]
+                    if what == "submit":
+                        cells[-1] = ""
+                    rows.append([f"{other['extra_info']['variant']}, {what}", str(threads), *cells])
+    if rows:
+        yield Table(
+            "Kills and restarts: how many times actorsub's figure",
+            ["handle", "threads", "p50", "p99", "p99.9", "p50 lost"],
+            rows,
+        )
+
+
+def machine(results: Results) -> str:
+    info = results.machine
+    cpu = info.get("cpu", {})
+    load = ", ".join(map(str, info.get("load_average", []))) or "unknown"
+    commit = results.commit.get("id", "unversioned")[:12] + (" with changes" if results.commit.get("dirty") else "")
+    return (
+        f"{info.get('cores', '?')} cores ({cpu.get('brand_raw') or cpu.get('arch', 'unknown processor')}), "
+        f"{info.get('memory_gb', '?')} GB, {info.get('system', '')} {info.get('kernel', '')}, "
+        f"{info.get('python_implementation', 'Python')} {info.get('python_version', '')}, Ray {info.get('ray', '?')}, "
+        f"actorsub at {commit}; {info.get('date', 'date unknown')}; load average before the run: {load}."
+    )
+
+
+def tables(results: Results) -> Iterable[Table]:
+    yield budgets(results)
+    yield from refusals(results)
+    yield from live(results)
+    yield from restarts(results)
+    yield from ratios_under_restarts(results)
+
+
+def update(path: pathlib.Path, markdown: str) -> None:
+    """Puts `markdown` between the markers in the file. Raises ValueError when they are not there, once each."""
+    text = path.read_text()
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    if len(pattern.findall(text)) != 1:
+        raise ValueError(f"{path} must hold the lines {BEGIN!r} and {END!r} once each")
+    path.write_text(pattern.sub(lambda _: f"{BEGIN}\n\n{markdown}\n\n{END}", text))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=pathlib.Path, help="what pytest --benchmark-json wrote")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_argument("--update", type=pathlib.Path, metavar="FILE", help="put the Markdown into this file")
+    arguments = parser.parse_args()
+    results = Results(json.loads(arguments.json.read_text()))
+    if arguments.markdown or arguments.update:
+        markdown = "\n\n".join([machine(results), *(table.as_markdown() for table in tables(results))])
+        if arguments.update:
+            update(arguments.update, markdown)
+        else:
+            print(markdown)
+        return
+    print("\n\n".join([machine(results), *(table.as_text() for table in tables(results))]))
+
+
+if __name__ == "__main__":
+    main()
