@@ -1,0 +1,1580 @@
+#include "sentinel.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cassert>
+#include <climits>
+#include <cstring>
+#include <list>
+#include <system_error>
+#include <thread>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+#include "http2_frames.h"
+
+namespace actorsub {
+namespace {
+
+// Below this a verdict would be about the scheduler, not about the peer.
+constexpr std::int64_t kMinSilenceNs = 50 * kNsPerMs;
+// A silence shows at most one heartbeat interval late; this keeps the promise "limit + 0.5 s" with room for scheduling.
+constexpr std::int64_t kMinBeatIntervalNs = 50 * kNsPerMs;
+constexpr std::int64_t kMaxBeatIntervalNs = 450 * kNsPerMs;
+constexpr std::int64_t kBeatsPerSilence = 6;
+// Heartbeats are spread over the multiples of this: a wake-up costs more than a beat, so a few share one.
+constexpr std::int64_t kBeatGridNs = 20 * kNsPerMs;
+
+constexpr std::int64_t kMinDialTimeoutNs = 1 * kNsPerSecond;
+constexpr std::int64_t kMaxDialTimeoutNs = 2 * kNsPerSecond;
+// A connection that held this long makes the next loss a first loss again.
+constexpr std::int64_t kSettledNs = 1 * kNsPerSecond;
+constexpr std::int64_t kMaxRedialDelayNs = 1 * kNsPerSecond;
+constexpr std::int64_t kMinRetryDelayNs = 100 * kNsPerMs;  // After running out of descriptors.
+constexpr std::int64_t kMaxRetryDelayNs = 5 * kNsPerSecond;
+constexpr std::int64_t kMinKernelTimeoutNs = 2 * kNsPerSecond;  // Keepalive counts in whole seconds.
+
+// How much later than planned the thread may run before everybody is granted that time.
+constexpr std::int64_t kLatenessToleranceNs = 25 * kNsPerMs;
+// While a question is open the thread wakes up at least this often, so that it notices when it was not running.
+constexpr std::int64_t kMaxSleepWithQuestionsNs = 100 * kNsPerMs;
+
+constexpr std::size_t kWishesPerTurn = 256;
+constexpr std::size_t kTimersPerLock = 1024;
+constexpr int kReadsPerTurn = 16;  // Of one socket, 4 KiB each: a flood must not starve the others.
+constexpr std::int64_t kNoQuestion = INT64_MIN;
+
+struct IdHash {
+  std::size_t operator()(const ActorId& id) const {
+    // Ids are random where they differ.
+    std::uint64_t halves[2];
+    std::memcpy(halves, id.data(), sizeof halves);
+    return static_cast<std::size_t>(halves[0] * 0x9E3779B97F4A7C15U ^ halves[1]);
+  }
+};
+
+struct Address {
+  sa_family_t family = AF_UNSPEC;
+  std::uint16_t port = 0;
+  std::array<std::uint8_t, 16> ip{};
+
+  friend bool operator==(const Address& a, const Address& b) {
+    return a.family == b.family && a.port == b.port && a.ip == b.ip;
+  }
+};
+
+bool ParseAddress(const std::string& ip, std::uint16_t port, Address* address) {
+  if (port == 0) return false;
+  address->port = port;
+  if (inet_pton(AF_INET, ip.c_str(), address->ip.data()) == 1) {
+    address->family = AF_INET;
+    return true;
+  }
+  address->family = AF_INET6;
+  return inet_pton(AF_INET6, ip.c_str(), address->ip.data()) == 1;
+}
+
+socklen_t ToSockaddr(const Address& address, sockaddr_storage* storage) {
+  *storage = sockaddr_storage{};
+  if (address.family == AF_INET) {
+    auto* v4 = reinterpret_cast<sockaddr_in*>(storage);
+    v4->sin_family = AF_INET;
+    v4->sin_port = htons(address.port);
+    std::memcpy(&v4->sin_addr, address.ip.data(), sizeof v4->sin_addr);
+    return sizeof *v4;
+  }
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(storage);
+  v6->sin6_family = AF_INET6;
+  v6->sin6_port = htons(address.port);
+  std::memcpy(&v6->sin6_addr, address.ip.data(), sizeof v6->sin6_addr);
+  return sizeof *v6;
+}
+
+// What is watched, without the limits: equal plans need no new watch.
+struct Plan {
+  std::uint32_t incarnation = 0;
+  bool connect = false;
+  bool http2 = false;
+  Address address;
+  std::int32_t pid = 0;
+  std::uint64_t pid_start_ticks = 0;
+
+  friend bool operator==(const Plan& a, const Plan& b) {
+    return a.incarnation == b.incarnation && a.connect == b.connect && a.http2 == b.http2 && a.address == b.address &&
+           a.pid == b.pid && a.pid_start_ticks == b.pid_start_ticks;
+  }
+};
+
+struct Limits {
+  std::int64_t silence_ns = 0;
+  std::int64_t in_flight_silence_ns = 0;
+};
+
+Limits MakeLimits(std::int64_t silence_ns, std::int64_t in_flight_silence_ns) {
+  Limits limits;
+  limits.silence_ns = std::max(silence_ns, kMinSilenceNs);
+  limits.in_flight_silence_ns = std::max(in_flight_silence_ns, limits.silence_ns);
+  return limits;
+}
+
+// Field 22 of /proc/PID/stat. False with errno when there is none.
+bool ReadStartTicks(std::int32_t pid, std::uint64_t* ticks) {
+  char path[32];
+  snprintf(path, sizeof path, "/proc/%d/stat", pid);
+  const int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  char text[1024];
+  const ssize_t size = read(fd, text, sizeof text - 1);
+  const int read_errno = errno;
+  close(fd);
+  if (size <= 0) {
+    errno = size < 0 ? read_errno : ESRCH;
+    return false;
+  }
+  text[size] = '\0';
+  // The name (field 2) may contain anything, blanks and parentheses too; after its last ')' follows field 3.
+  const char* at = strrchr(text, ')');
+  for (int field = 2; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
+  if (at == nullptr) {
+    errno = EINVAL;
+    return false;
+  }
+  *ticks = strtoull(at + 1, nullptr, 10);
+  return true;
+}
+
+// Errors that say something about this process or host and nothing about the peer.
+bool IsLocalError(int error) {
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+    case ENOBUFS:
+    case ENOMEM:
+    case EADDRNOTAVAIL:
+    case EADDRINUSE:
+    case EACCES:
+    case EPERM:
+    case EAFNOSUPPORT:
+    case EPROTONOSUPPORT:
+    case EINVAL:
+    case ENOSPC:  // epoll_ctl: over max_user_watches.
+      return true;
+    default:
+      return false;
+  }
+}
+
+// For TCP keepalive and TCP_USER_TIMEOUT.
+std::int64_t KernelTimeoutNs(const Limits& limits) { return std::max(limits.silence_ns, kMinKernelTimeoutNs); }
+int KernelProbeSeconds(const Limits& limits) {
+  return static_cast<int>(std::clamp<std::int64_t>(limits.silence_ns / 10 / kNsPerSecond, 1, 5));
+}
+
+void SetOption(int fd, int level, int name, int value) {
+  // Best effort: without them everything works, only later.
+  (void)setsockopt(fd, level, name, &value, sizeof value);
+}
+
+enum class Link : std::uint8_t { kDown, kDialing, kUp };
+
+// One watched incarnation. The sentinel thread only.
+struct Watched {
+  SlotRef slot;
+  ActorId id{};
+  std::uint64_t generation = 0;
+  Plan plan;
+  Limits limits;
+  std::uint32_t index = 0;
+  bool over = false;
+  std::uint32_t random = 1;
+  std::int64_t armed_ns = kNeverNs;  // The one valid entry of this watch in the heap.
+
+  int pid_fd = -1;
+  bool pid_fd_wanted = false;  // To be opened at `pid_retry_ns`.
+  std::uint8_t pid_attempt = 0;
+  std::uint64_t pid_token = 0;
+  std::int64_t pid_retry_ns = 0;
+
+  Link link = Link::kDown;
+  bool http2 = false;         // As planned, until somebody answers who does not speak it.
+  bool spoke_http2 = false;   // In this incarnation.
+  bool beat_pending = false;  // A SETTINGS of ours has not been acknowledged on this connection.
+  bool blind_told = false;
+  std::uint8_t attempt = 0;  // Redials without a settled connection in between.
+  int socket = -1;
+  int loss_error = 0;
+  SentinelCause loss = SentinelCause::kNone;  // Tell when the next dial is accepted.
+  std::uint64_t socket_token = 0;
+  std::int64_t dial_at_ns = 0;  // kDown.
+  std::int64_t dialed_at_ns = 0;
+  std::int64_t connected_at_ns = 0;
+  std::int64_t next_beat_ns = 0;  // kUp.
+  Http2Parser parser;
+
+  // The oldest unanswered question, in fair time (Core::FairNs); kNoQuestion: all were answered.
+  std::int64_t question_fair_ns = kNoQuestion;
+  bool silent = false;          // `silence_ns` has passed since.
+  bool in_flight_told = false;  // `in_flight_silence_ns` too.
+};
+
+}  // namespace
+
+const char* SentinelEventKindName(SentinelEventKind kind) {
+  switch (kind) {
+    case SentinelEventKind::kExited:
+      return "exited";
+    case SentinelEventKind::kUnreachable:
+      return "unreachable";
+    case SentinelEventKind::kReachable:
+      return "reachable";
+    case SentinelEventKind::kInFlightSilence:
+      return "in_flight_silence";
+    case SentinelEventKind::kAskRay:
+      return "ask_ray";
+    case SentinelEventKind::kTimer:
+      return "timer";
+  }
+  return "invalid";
+}
+
+const char* SentinelCauseName(SentinelCause cause) {
+  switch (cause) {
+    case SentinelCause::kNone:
+      return "none";
+    case SentinelCause::kProcessExit:
+      return "process_exit";
+    case SentinelCause::kProcessGone:
+      return "process_gone";
+    case SentinelCause::kProcessReplaced:
+      return "process_replaced";
+    case SentinelCause::kRefused:
+      return "refused";
+    case SentinelCause::kClosed:
+      return "closed";
+    case SentinelCause::kReset:
+      return "reset";
+    case SentinelCause::kGoaway:
+      return "goaway";
+    case SentinelCause::kNotHttp2:
+      return "not_http2";
+    case SentinelCause::kDescriptors:
+      return "descriptors";
+    case SentinelCause::kNoAnswer:
+      return "no_answer";
+    case SentinelCause::kAnswer:
+      return "answer";
+  }
+  return "invalid";
+}
+
+class Sentinel::Core {
+ public:
+  explicit Core(const Options& options) : options_(options), clock_(*options.clock), owner_pid_(getpid()) {}
+  ~Core();
+
+  bool foreign() const { return getpid() != owner_pid_; }
+  void CloseInheritedDescriptors();
+
+  int Start() ACTORSUB_EXCLUDES(lifecycle_mutex_, mutex_);
+  void Stop() ACTORSUB_EXCLUDES(lifecycle_mutex_, mutex_);
+  bool running() const { return running_.load(std::memory_order_acquire); }
+  WatchResult Watch(SlotRef slot, const WatchTarget& target) ACTORSUB_EXCLUDES(mutex_);
+  bool Unwatch(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
+  bool UpdateLimits(const ActorId& id, const Limits& limits) ACTORSUB_EXCLUDES(mutex_);
+  bool AddTimer(std::uint64_t id, std::int64_t deadline_ns) ACTORSUB_EXCLUDES(mutex_);
+  bool CancelTimer(std::uint64_t id) ACTORSUB_EXCLUDES(mutex_);
+  int event_fd() const { return event_fd_.load(std::memory_order_acquire); }
+  bool WaitForEvents(std::int64_t timeout_ns) const;
+  void SignalEvents() const;
+  std::size_t DrainEvents(std::vector<SentinelEvent>* events) ACTORSUB_EXCLUDES(mutex_);
+  SentinelCounters counters() const;
+  void Poke() ACTORSUB_EXCLUDES(mutex_);
+
+ private:
+  using EventList = std::list<SentinelEvent>;
+  using Count = std::atomic<std::uint64_t>;
+
+  // What callers want watched, and what is queued about it.
+  struct Entry {
+    std::uint64_t generation = 0;
+    Plan plan;
+    Limits limits;
+    SlotRef slot;               // For the thread to take; empty once it has.
+    bool thread_knows = false;  // The thread may have a watch for this id, this one or an earlier.
+    bool ended = false;
+    std::array<EventList::iterator, kActorEventKindCount> queued{};
+    std::array<bool, kActorEventKindCount> has_queued{};
+  };
+  struct Timer {
+    std::int64_t deadline_ns = 0;
+    std::uint64_t serial = 0;
+    bool fired = false;
+  };
+  struct TimerEntry {
+    std::int64_t deadline_ns = 0;  // In `fired_`: when it was seen.
+    std::uint64_t id = 0;
+    std::uint64_t serial = 0;
+    // For std::push_heap, whose top is the greatest.
+    friend bool operator<(const TimerEntry& a, const TimerEntry& b) { return a.deadline_ns > b.deadline_ns; }
+  };
+  // One change that the thread has to make.
+  struct Wish {
+    ActorId id{};
+    bool gone = false;
+    std::uint64_t generation = 0;
+    Plan plan;
+    Limits limits;
+    SlotRef slot;  // Empty: only the limits changed.
+  };
+  struct DueEntry {
+    std::int64_t due_ns = 0;
+    std::uint32_t index = 0;
+    std::uint64_t generation = 0;
+    friend bool operator<(const DueEntry& a, const DueEntry& b) { return a.due_ns > b.due_ns; }
+  };
+
+  // Any thread.
+  void DropQueued(Entry* entry) ACTORSUB_REQUIRES(mutex_);
+  bool WantsWake() ACTORSUB_REQUIRES(mutex_);
+  void WriteWake();
+  bool TimerIsCurrent(const TimerEntry& entry, bool fired) const ACTORSUB_REQUIRES(mutex_);
+  void CompactTimers() ACTORSUB_REQUIRES(mutex_);
+  void Forget() ACTORSUB_EXCLUDES(mutex_);
+  void Remember(int fd);
+  void CloseFd(int* fd);
+  static void Add(Count* count, std::uint64_t by = 1) { count->fetch_add(by, std::memory_order_relaxed); }
+  static void Subtract(Count* count) { count->fetch_sub(1, std::memory_order_relaxed); }
+
+  // The sentinel thread.
+  void Run() noexcept;
+  void Loop();
+  int Sleep(std::array<epoll_event, 128>* ready);
+  bool TakeWishes(std::vector<Wish>* wishes) ACTORSUB_EXCLUDES(mutex_);
+  void Fulfil(Wish* wish);
+  void HandleReady(const epoll_event& event);
+  void RunDue();
+  void FireTimers() ACTORSUB_EXCLUDES(mutex_);
+  void CloseAll();
+
+  void OpenProcess(Watched* watch);
+  void Dial(Watched* watch);
+  void Redial(Watched* watch);
+  void OnDialFailed(Watched* watch, int error);
+  void OnConnected(Watched* watch);
+  void OnLost(Watched* watch, SentinelCause cause, int error);
+  void OnNotHttp2(Watched* watch, Http2Violation violation);
+  void OnAnswer(Watched* watch);
+  void OnDue(Watched* watch);
+  void Read(Watched* watch);
+  bool Parse(Watched* watch, const std::uint8_t* data, std::size_t size);
+  bool SendFrame(Watched* watch, const std::uint8_t* data, std::size_t size);
+  void SendBeat(Watched* watch, const std::uint8_t* data, std::size_t size);
+  void Judge(Watched* watch);
+  void DeclareSilence(Watched* watch);
+  void Exit(Watched* watch, Evidence evidence, SentinelCause cause, int error);
+  void GoBlind(Watched* watch, int error);
+  void Ask(Watched* watch, SentinelCause cause, int error);
+  void Queue(Watched* watch, SentinelEventKind kind, SentinelCause cause, int error, const Change& change)
+      ACTORSUB_EXCLUDES(mutex_);
+  void End(Watched* watch);
+  void CloseSocket(Watched* watch);
+  void CloseProcess(Watched* watch);
+  void SetQuestion(Watched* watch, std::int64_t fair_ns);
+  void Arm(Watched* watch);
+  bool MayOpenDescriptor() const;
+  int Register(int fd, std::uint32_t events, std::uint32_t index, std::uint64_t* token);
+  void Unregister(int fd) const;
+  static std::int64_t NextBeatNs(Watched* watch, std::int64_t now_ns, bool first);
+  // Time in which this thread ran when it wanted to. Stands still while we are starved or stopped, so that peers are
+  // not charged for it.
+  std::int64_t FairNs(std::int64_t now_ns) const { return now_ns - granted_ns_; }
+
+  const Options options_;
+  const Clock& clock_;
+  const pid_t owner_pid_;
+
+  // Starting and stopping. Taken before `mutex_`, held across the join, never by the sentinel thread.
+  Mutex lifecycle_mutex_;
+  std::thread thread_ ACTORSUB_GUARDED_BY(lifecycle_mutex_);
+
+  // Release by Start (descriptors are there) and by the end; acquire by everybody.
+  std::atomic<bool> running_{false};
+  // Written once by the first Start (release), before any reader can have a use for them.
+  std::atomic<int> event_fd_{-1};
+  std::atomic<int> wake_fd_{-1};
+
+  // Shared by callers and the thread. Held for a few map operations; no system call, no SlotRef copied or dropped.
+  mutable Mutex mutex_;
+  bool stopping_ ACTORSUB_GUARDED_BY(mutex_) = false;
+  bool wake_sent_ ACTORSUB_GUARDED_BY(mutex_) = false;
+  // Until when the thread will sleep; kNoQuestion while it is awake and will look at the timers anyway.
+  std::int64_t sleeps_until_ns_ ACTORSUB_GUARDED_BY(mutex_) = kNoQuestion;
+  std::uint64_t next_generation_ ACTORSUB_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<ActorId, Entry, IdHash> entries_ ACTORSUB_GUARDED_BY(mutex_);
+  std::unordered_set<ActorId, IdHash> dirty_ ACTORSUB_GUARDED_BY(mutex_);
+  EventList events_ ACTORSUB_GUARDED_BY(mutex_);
+  std::uint64_t next_timer_serial_ ACTORSUB_GUARDED_BY(mutex_) = 1;
+  std::unordered_map<std::uint64_t, Timer> timers_ ACTORSUB_GUARDED_BY(mutex_);
+  // Both with lazy deletion: an entry counts only while `timers_` names its serial.
+  std::vector<TimerEntry> timer_heap_ ACTORSUB_GUARDED_BY(mutex_);
+  std::vector<TimerEntry> fired_ ACTORSUB_GUARDED_BY(mutex_);
+
+  // The sentinel thread only (Start and Stop: while it does not exist).
+  int epoll_fd_ = -1;
+  std::vector<std::unique_ptr<Watched>> watches_;
+  std::vector<std::uint32_t> free_indices_;
+  std::unordered_map<ActorId, std::uint32_t, IdHash> index_by_id_;
+  std::vector<std::unique_ptr<Watched>> over_;  // Ended in this turn; callers up the stack may still look at them.
+  std::vector<DueEntry> due_;                   // Heap, lazy deletion by Watched::armed_ns.
+  std::uint64_t next_token_serial_ = 1;
+  std::uint64_t open_questions_ = 0;
+  std::uint32_t descriptors_ = 0;
+  std::int64_t turn_ns_ = 0;  // When this turn began.
+  std::int64_t granted_ns_ = 0;
+
+  // Our open descriptors by number, for the child of a fork, which can trust nothing that takes more than one store to
+  // change. A bit is set after the descriptor was opened and cleared before it is closed: a child that is born in
+  // between keeps a harmless copy, and never closes what is not ours. Numbers above the table are not tracked.
+  std::array<std::atomic<std::uint64_t>, 16'384> open_fds_{};
+
+  // Statistics: relaxed, they order nothing.
+  Count count_watches_{0}, count_process_watches_{0}, count_sockets_{0}, count_dials_{0}, count_refused_{0},
+      count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_false_alarms_{0},
+      count_in_flight_silences_{0}, count_fd_exhausted_{0}, count_connect_timeouts_{0}, count_lost_{0},
+      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_connection_{0},
+      count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0}, count_timers_fired_{0};
+};
+
+// ---------------------------------------------------------------------------------------------- descriptors
+
+void Sentinel::Core::Remember(int fd) {
+  const std::size_t word = static_cast<std::size_t>(fd) / 64;
+  if (word < open_fds_.size()) open_fds_[word].fetch_or(std::uint64_t{1} << (fd % 64), std::memory_order_relaxed);
+}
+
+void Sentinel::Core::CloseFd(int* fd) {
+  if (*fd < 0) return;
+  const std::size_t word = static_cast<std::size_t>(*fd) / 64;
+  if (word < open_fds_.size()) {
+    open_fds_[word].fetch_and(~(std::uint64_t{1} << (*fd % 64)), std::memory_order_relaxed);
+  }
+  close(*fd);
+  *fd = -1;
+}
+
+void Sentinel::Core::CloseInheritedDescriptors() {
+  for (std::size_t word = 0; word < open_fds_.size(); ++word) {
+    std::uint64_t bits = open_fds_[word].load(std::memory_order_relaxed);
+    for (; bits != 0; bits &= bits - 1) close(static_cast<int>(word) * 64 + __builtin_ctzll(bits));
+  }
+}
+
+bool Sentinel::Core::MayOpenDescriptor() const {
+  if (descriptors_ < options_.max_descriptors) return true;
+  errno = EMFILE;
+  return false;
+}
+
+// 0 or errno. Tokens carry a serial, so an event that was fetched before a descriptor went away meets nobody.
+int Sentinel::Core::Register(int fd, std::uint32_t events, std::uint32_t index, std::uint64_t* token) {
+  *token = next_token_serial_++ << 24 | index;
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = *token;
+  return epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) == 0 ? 0 : errno;
+}
+
+// Always before closing: while a forked child holds a copy, closing alone would leave it in our epoll instance.
+void Sentinel::Core::Unregister(int fd) const { (void)epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, fd, nullptr); }
+
+void Sentinel::Core::CloseSocket(Watched* watch) {
+  if (watch->socket < 0) return;
+  Unregister(watch->socket);
+  // So that the peer learns of it although a forked child may hold a copy.
+  if (watch->link == Link::kUp) (void)shutdown(watch->socket, SHUT_RDWR);
+  CloseFd(&watch->socket);
+  watch->socket_token = 0;
+  watch->link = Link::kDown;
+  watch->beat_pending = false;
+  --descriptors_;
+  Subtract(&count_sockets_);
+}
+
+void Sentinel::Core::CloseProcess(Watched* watch) {
+  if (watch->pid_fd < 0) return;
+  Unregister(watch->pid_fd);
+  CloseFd(&watch->pid_fd);
+  watch->pid_token = 0;
+  --descriptors_;
+  Subtract(&count_process_watches_);
+}
+
+// ---------------------------------------------------------------------------------------------- life cycle
+
+Sentinel::Core::~Core() {
+  Stop();
+  int fd = event_fd_.exchange(-1);
+  CloseFd(&fd);
+  fd = wake_fd_.exchange(-1);
+  CloseFd(&fd);
+}
+
+int Sentinel::Core::Start() {
+  MutexLock lifecycle(lifecycle_mutex_);
+  if (thread_.joinable()) return running() ? 0 : ENOMEM;  // Broken: Stop first.
+  for (std::atomic<int>* fd : {&event_fd_, &wake_fd_}) {
+    if (fd->load(std::memory_order_relaxed) >= 0) continue;
+    const int made = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (made < 0) return errno;
+    Remember(made);
+    fd->store(made, std::memory_order_release);
+  }
+  epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  if (epoll_fd_ < 0) return errno;
+  Remember(epoll_fd_);
+  epoll_event event{};
+  event.events = EPOLLIN;
+  event.data.u64 = 0;  // No token: serials begin at 1.
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, wake_fd_.load(std::memory_order_relaxed), &event) != 0) {
+    const int error = errno;
+    CloseFd(&epoll_fd_);
+    return error;
+  }
+  {
+    MutexLock lock(mutex_);
+    stopping_ = false;
+  }
+  running_.store(true, std::memory_order_release);
+  // The new thread inherits the mask: no signal of the application is ever delivered to it.
+  sigset_t all;
+  sigset_t previous;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &previous);
+  int error = 0;
+  try {
+    thread_ = std::thread([this] { Run(); });
+  } catch (const std::system_error& failure) {
+    error = failure.code().value() != 0 ? failure.code().value() : EAGAIN;
+  } catch (const std::bad_alloc&) {
+    error = ENOMEM;
+  }
+  pthread_sigmask(SIG_SETMASK, &previous, nullptr);
+  if (error != 0) {
+    running_.store(false, std::memory_order_release);
+    CloseFd(&epoll_fd_);
+  }
+  return error;
+}
+
+void Sentinel::Core::Stop() {
+  MutexLock lifecycle(lifecycle_mutex_);
+  if (!thread_.joinable()) return;
+  {
+    MutexLock lock(mutex_);
+    stopping_ = true;
+    running_.store(false, std::memory_order_release);  // Under the lock: no Watch or AddTimer slips in afterwards.
+  }
+  WriteWake();
+  thread_.join();
+  CloseFd(&epoll_fd_);
+  Forget();
+  SignalEvents();
+}
+
+void Sentinel::Core::Forget() {
+  std::unordered_map<ActorId, Entry, IdHash> entries;  // Destroyed after the lock is released: holds slot references.
+  MutexLock lock(mutex_);
+  entries.swap(entries_);
+  dirty_.clear();
+  events_.clear();
+  timers_.clear();
+  timer_heap_.clear();
+  fired_.clear();
+  wake_sent_ = false;
+  sleeps_until_ns_ = kNoQuestion;
+}
+
+// ---------------------------------------------------------------------------------------------- callers' side
+
+// A pending write makes a second one useless.
+bool Sentinel::Core::WantsWake() {
+  if (wake_sent_) return false;
+  wake_sent_ = true;
+  return true;
+}
+
+void Sentinel::Core::WriteWake() {
+  const std::uint64_t one = 1;
+  // Cannot block, and fails only when the counter is full, which wakes as well.
+  (void)!write(wake_fd_.load(std::memory_order_acquire), &one, sizeof one);
+}
+
+void Sentinel::Core::Poke() {
+  bool wake = false;
+  {
+    MutexLock lock(mutex_);
+    if (!running()) return;
+    wake = WantsWake();
+  }
+  if (wake) WriteWake();
+}
+
+WatchResult Sentinel::Core::Watch(SlotRef slot, const WatchTarget& target) {
+  Plan plan;
+  plan.incarnation = target.incarnation;
+  plan.connect = target.connect;
+  plan.http2 = target.http2 && target.connect;
+  plan.pid = std::max(target.pid, 0);
+  plan.pid_start_ticks = plan.pid != 0 ? target.pid_start_ticks : 0;
+  if (!slot || (!plan.connect && plan.pid == 0)) return WatchResult::kNothingToWatch;
+  if (plan.connect && !ParseAddress(target.ip, target.port, &plan.address)) return WatchResult::kBadAddress;
+  const ActorId id = slot->id();
+  bool wake = false;
+  WatchResult result = WatchResult::kWatching;
+  {
+    MutexLock lock(mutex_);
+    if (!running()) return WatchResult::kNotRunning;
+    const bool was_dirty = !dirty_.insert(id).second;
+    const auto [at, made] = entries_.try_emplace(id);
+    Entry& entry = at->second;
+    // A wish left behind by Unwatch: the thread still has that watch.
+    if (made && was_dirty) entry.thread_knows = true;
+    entry.limits = MakeLimits(target.silence_ns, target.in_flight_silence_ns);
+    if (!made && !entry.ended && entry.plan == plan) {
+      result = WatchResult::kUnchanged;
+    } else {
+      entry.generation = next_generation_++;
+      entry.plan = plan;
+      entry.ended = false;
+      // The previous wish, if the thread has not taken it, leaves in `slot` and is dropped after the lock.
+      std::swap(entry.slot, slot);
+    }
+    wake = WantsWake();
+  }
+  if (wake) WriteWake();
+  return result;
+}
+
+void Sentinel::Core::DropQueued(Entry* entry) {
+  for (std::size_t kind = 0; kind < entry->queued.size(); ++kind) {
+    if (entry->has_queued[kind]) events_.erase(entry->queued[kind]);
+    entry->has_queued[kind] = false;
+  }
+}
+
+bool Sentinel::Core::Unwatch(const ActorId& id) {
+  SlotRef dropped;
+  bool wake = false;
+  {
+    MutexLock lock(mutex_);
+    const auto at = entries_.find(id);
+    if (at == entries_.end()) return false;
+    std::swap(dropped, at->second.slot);
+    DropQueued(&at->second);
+    if (at->second.thread_knows) {
+      dirty_.insert(id);
+      wake = running() && WantsWake();
+    } else {
+      dirty_.erase(id);
+    }
+    entries_.erase(at);
+  }
+  if (wake) WriteWake();
+  return true;
+}
+
+bool Sentinel::Core::UpdateLimits(const ActorId& id, const Limits& limits) {
+  bool wake = false;
+  {
+    MutexLock lock(mutex_);
+    const auto at = entries_.find(id);
+    if (at == entries_.end() || at->second.ended) return false;
+    at->second.limits = limits;
+    dirty_.insert(id);
+    wake = running() && WantsWake();
+  }
+  if (wake) WriteWake();
+  return true;
+}
+
+bool Sentinel::Core::TimerIsCurrent(const TimerEntry& entry, bool fired) const {
+  const auto at = timers_.find(entry.id);
+  return at != timers_.end() && at->second.serial == entry.serial && at->second.fired == fired;
+}
+
+// Lazy deletion must not let garbage outgrow what is alive.
+void Sentinel::Core::CompactTimers() {
+  const std::size_t limit = 2 * timers_.size() + 64;
+  if (timer_heap_.size() > limit) {
+    const auto stale = [this](const TimerEntry& entry)
+                           ACTORSUB_REQUIRES(mutex_) { return !TimerIsCurrent(entry, false); };
+    timer_heap_.erase(std::remove_if(timer_heap_.begin(), timer_heap_.end(), stale), timer_heap_.end());
+    std::make_heap(timer_heap_.begin(), timer_heap_.end());
+  }
+  if (fired_.size() > limit) {
+    const auto stale = [this](const TimerEntry& entry)
+                           ACTORSUB_REQUIRES(mutex_) { return !TimerIsCurrent(entry, true); };
+    fired_.erase(std::remove_if(fired_.begin(), fired_.end(), stale), fired_.end());
+  }
+}
+
+bool Sentinel::Core::AddTimer(std::uint64_t id, std::int64_t deadline_ns) {
+  bool wake = false;
+  {
+    MutexLock lock(mutex_);
+    if (!running()) return false;
+    if (timers_.size() >= options_.max_timers && timers_.count(id) == 0) return false;
+    CompactTimers();
+    const std::uint64_t serial = next_timer_serial_++;
+    timer_heap_.push_back(TimerEntry{deadline_ns, id, serial});
+    std::push_heap(timer_heap_.begin(), timer_heap_.end());
+    timers_[id] = Timer{deadline_ns, serial, false};
+    if (deadline_ns < sleeps_until_ns_) wake = WantsWake();
+  }
+  if (wake) WriteWake();
+  return true;
+}
+
+bool Sentinel::Core::CancelTimer(std::uint64_t id) {
+  MutexLock lock(mutex_);
+  return timers_.erase(id) != 0;
+}
+
+bool Sentinel::Core::WaitForEvents(std::int64_t timeout_ns) const {
+  // Looked at before blocking: Stop signals after it has cleared the flag, so one of the two is noticed.
+  if (!running()) return false;
+  pollfd waiting{};
+  waiting.fd = event_fd();
+  waiting.events = POLLIN;
+  timespec timeout{};
+  if (timeout_ns >= 0) {
+    timeout.tv_sec = static_cast<time_t>(timeout_ns / kNsPerSecond);
+    timeout.tv_nsec = static_cast<long>(timeout_ns % kNsPerSecond);
+  }
+  // A signal ends the wait early, so that an interpreter gets to see it.
+  return ppoll(&waiting, 1, timeout_ns >= 0 ? &timeout : nullptr, nullptr) == 1;
+}
+
+void Sentinel::Core::SignalEvents() const {
+  const std::uint64_t one = 1;
+  (void)!write(event_fd(), &one, sizeof one);
+}
+
+std::size_t Sentinel::Core::DrainEvents(std::vector<SentinelEvent>* events) {
+  // Emptied before looking: what is queued after the look signals anew.
+  std::uint64_t signals = 0;
+  (void)!read(event_fd(), &signals, sizeof signals);
+  const std::size_t before = events->size();
+  MutexLock lock(mutex_);
+  events->reserve(before + events_.size() + fired_.size());
+  for (const SentinelEvent& event : events_) {
+    events->push_back(event);
+    const auto at = entries_.find(event.actor_id);
+    if (at != entries_.end()) at->second.has_queued[static_cast<std::size_t>(event.kind)] = false;
+  }
+  events_.clear();
+  for (const TimerEntry& entry : fired_) {
+    if (!TimerIsCurrent(entry, true)) continue;
+    timers_.erase(entry.id);
+    SentinelEvent event;
+    event.kind = SentinelEventKind::kTimer;
+    event.seen_ns = entry.deadline_ns;
+    event.timer_id = entry.id;
+    events->push_back(event);
+  }
+  fired_.clear();
+  return events->size() - before;
+}
+
+SentinelCounters Sentinel::Core::counters() const {
+  const auto get = [](const Count& count) { return count.load(std::memory_order_relaxed); };
+  SentinelCounters result;
+  result.watches = get(count_watches_);
+  result.process_watches = get(count_process_watches_);
+  result.sockets = get(count_sockets_);
+  result.dials = get(count_dials_);
+  result.refused = get(count_refused_);
+  result.heartbeats_sent = get(count_beats_sent_);
+  result.heartbeats_acked = get(count_beats_acked_);
+  result.silences = get(count_silences_);
+  result.false_alarms = get(count_false_alarms_);
+  result.in_flight_silences = get(count_in_flight_silences_);
+  result.fd_exhausted = get(count_fd_exhausted_);
+  result.connect_timeouts = get(count_connect_timeouts_);
+  result.connections_lost = get(count_lost_);
+  result.goaways = get(count_goaways_);
+  result.protocol_errors = get(count_protocol_errors_);
+  result.exits_by_process = get(count_exits_by_process_);
+  result.exits_by_connection = get(count_exits_by_connection_);
+  result.ask_ray = get(count_ask_ray_);
+  result.late_wakeups = get(count_late_wakeups_);
+  result.late_ns = get(count_late_ns_);
+  result.turns = get(count_turns_);
+  result.timers_fired = get(count_timers_fired_);
+  return result;
+}
+
+// ---------------------------------------------------------------------------------------------- the loop
+
+void Sentinel::Core::Run() noexcept {
+  // The kernel keeps 15 characters.
+  pthread_setname_np(pthread_self(), "actorsub-sentin");
+  bool well = true;
+  try {
+    Loop();
+  } catch (const std::exception&) {
+    // Out of memory: there is nothing else in here that throws. Going on with half of a change made would be worse than
+    // saying that we no longer look.
+    well = false;
+  }
+  CloseAll();
+  if (!well) {
+    running_.store(false, std::memory_order_release);
+    SignalEvents();
+  }
+}
+
+void Sentinel::Core::Loop() {
+  std::array<epoll_event, 128> ready;
+  std::vector<Wish> wishes;
+  for (;;) {
+    const int count = Sleep(&ready);
+    if (!TakeWishes(&wishes)) return;
+    for (Wish& wish : wishes) Fulfil(&wish);
+    wishes.clear();
+    // Sockets before deadlines: an answer that is here counts, however late we are.
+    for (int i = 0; i < count; ++i) HandleReady(ready[static_cast<std::size_t>(i)]);
+    RunDue();
+    FireTimers();
+    over_.clear();
+  }
+}
+
+// Waits for the next thing to do. Whatever time the thread lost against its plan is granted to everybody.
+int Sentinel::Core::Sleep(std::array<epoll_event, 128>* ready) {
+  const std::int64_t begin_ns = clock_.NowNs();
+  std::int64_t late_ns = 0;
+  if (turn_ns_ != 0 && begin_ns - turn_ns_ > kLatenessToleranceNs) late_ns = begin_ns - turn_ns_;
+  std::int64_t until_ns = due_.empty() ? kNeverNs : due_.front().due_ns;
+  if (open_questions_ > 0) until_ns = std::min(until_ns, begin_ns + kMaxSleepWithQuestionsNs);
+  {
+    MutexLock lock(mutex_);
+    if (!timer_heap_.empty()) until_ns = std::min(until_ns, timer_heap_.front().deadline_ns);
+    // `wake_sent_`: its write may have been read in the last turn, after the wishes were taken.
+    if (!dirty_.empty() || stopping_ || wake_sent_) until_ns = begin_ns;
+    sleeps_until_ns_ = until_ns;
+  }
+  int timeout_ms = -1;
+  if (until_ns != kNeverNs) {
+    // Rounded up: waking early would only mean going to sleep again.
+    const std::int64_t wait_ns = std::max<std::int64_t>(until_ns - begin_ns, 0);
+    timeout_ms = static_cast<int>(std::min<std::int64_t>((wait_ns + kNsPerMs - 1) / kNsPerMs, INT_MAX));
+  }
+  const int count = epoll_wait(epoll_fd_, ready->data(), static_cast<int>(ready->size()), timeout_ms);
+  turn_ns_ = clock_.NowNs();
+  if (timeout_ms >= 0) {
+    const std::int64_t oversleep_ns = turn_ns_ - (begin_ns + timeout_ms * kNsPerMs);
+    if (oversleep_ns > kLatenessToleranceNs) late_ns += oversleep_ns;
+  }
+  if (late_ns > 0) {
+    granted_ns_ += late_ns;
+    Add(&count_late_wakeups_);
+    Add(&count_late_ns_, static_cast<std::uint64_t>(late_ns));
+  }
+  Add(&count_turns_);
+  return std::max(count, 0);  // EINTR cannot happen with all signals blocked, and would be a turn like any other.
+}
+
+// False: stop. What does not fit into this turn stays for the next, so that sockets are read in between.
+bool Sentinel::Core::TakeWishes(std::vector<Wish>* wishes) {
+  MutexLock lock(mutex_);
+  if (stopping_) return false;
+  sleeps_until_ns_ = kNoQuestion;
+  wake_sent_ = false;
+  wishes->reserve(std::min(dirty_.size(), kWishesPerTurn));
+  while (!dirty_.empty() && wishes->size() < kWishesPerTurn) {
+    Wish wish;
+    wish.id = *dirty_.begin();
+    dirty_.erase(dirty_.begin());
+    const auto at = entries_.find(wish.id);
+    if (at == entries_.end()) {
+      wish.gone = true;
+    } else {
+      Entry& entry = at->second;
+      entry.thread_knows = true;
+      wish.generation = entry.generation;
+      wish.plan = entry.plan;
+      wish.limits = entry.limits;
+      wish.slot = std::move(entry.slot);
+    }
+    wishes->push_back(std::move(wish));
+  }
+  return true;
+}
+
+void Sentinel::Core::Fulfil(Wish* wish) {
+  const auto known = index_by_id_.find(wish->id);
+  Watched* watch = known != index_by_id_.end() ? watches_[known->second].get() : nullptr;
+  if (!wish->gone && !wish->slot) {
+    // No watch: it ended meanwhile, and the event that says so is queued.
+    if (watch == nullptr) return;
+    watch->limits = wish->limits;
+    Arm(watch);
+    return;
+  }
+  if (watch != nullptr) End(watch);
+  if (wish->gone) return;
+
+  std::uint32_t index = 0;
+  if (free_indices_.empty()) {
+    index = static_cast<std::uint32_t>(watches_.size());
+    assert(index < (1U << 24));  // What a token has room for.
+    watches_.emplace_back();
+  } else {
+    index = free_indices_.back();
+    free_indices_.pop_back();
+  }
+  watches_[index] = std::make_unique<Watched>();
+  watch = watches_[index].get();
+  watch->slot = std::move(wish->slot);
+  watch->id = wish->id;
+  watch->generation = wish->generation;
+  watch->plan = wish->plan;
+  watch->limits = wish->limits;
+  watch->index = index;
+  watch->http2 = wish->plan.http2;
+  // Any seed will do that differs between the actors of one process, and between the processes that watch one actor.
+  watch->random = static_cast<std::uint32_t>(IdHash()(wish->id) ^ wish->generation * 2654435761U ^
+                                             static_cast<std::uint64_t>(owner_pid_) << 12) |
+                  1U;
+  index_by_id_[wish->id] = index;
+  Add(&count_watches_);
+  if (watch->plan.pid != 0) OpenProcess(watch);
+  if (!watch->over && watch->plan.connect) Dial(watch);
+  Arm(watch);
+}
+
+void Sentinel::Core::HandleReady(const epoll_event& event) {
+  const std::uint64_t token = event.data.u64;
+  if (token == 0) {
+    std::uint64_t count = 0;
+    (void)!read(wake_fd_.load(std::memory_order_relaxed), &count, sizeof count);
+    return;
+  }
+  const std::size_t index = token & 0xFF'FFFF;
+  Watched* watch = index < watches_.size() ? watches_[index].get() : nullptr;
+  if (watch == nullptr) return;
+  if (token == watch->pid_token) {
+    Exit(watch, Evidence::kProcess, SentinelCause::kProcessExit, 0);
+    return;
+  }
+  if (token != watch->socket_token) return;
+  if (watch->link == Link::kDialing) {
+    int error = 0;
+    socklen_t size = sizeof error;
+    if (getsockopt(watch->socket, SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
+    if (error == 0) {
+      OnConnected(watch);
+    } else {
+      OnDialFailed(watch, error);
+    }
+  } else if (watch->link == Link::kUp) {
+    Read(watch);
+  }
+  Arm(watch);
+}
+
+void Sentinel::Core::RunDue() {
+  while (!due_.empty() && due_.front().due_ns <= turn_ns_) {
+    const DueEntry entry = due_.front();
+    std::pop_heap(due_.begin(), due_.end());
+    due_.pop_back();
+    Watched* watch = watches_[entry.index].get();
+    if (watch == nullptr || watch->generation != entry.generation || watch->armed_ns != entry.due_ns) continue;
+    watch->armed_ns = kNeverNs;
+    OnDue(watch);
+    Arm(watch);
+  }
+}
+
+void Sentinel::Core::FireTimers() {
+  bool any = false;
+  for (bool more = true; more;) {
+    MutexLock lock(mutex_);
+    std::size_t looked_at = 0;
+    while (!timer_heap_.empty() && timer_heap_.front().deadline_ns <= turn_ns_ && looked_at < kTimersPerLock) {
+      ++looked_at;
+      TimerEntry entry = timer_heap_.front();
+      std::pop_heap(timer_heap_.begin(), timer_heap_.end());
+      timer_heap_.pop_back();
+      const auto at = timers_.find(entry.id);
+      if (at == timers_.end() || at->second.serial != entry.serial) continue;
+      at->second.fired = true;
+      entry.deadline_ns = turn_ns_;
+      fired_.push_back(entry);
+      any = true;
+      Add(&count_timers_fired_);
+    }
+    more = looked_at == kTimersPerLock;
+  }
+  if (any) SignalEvents();
+}
+
+void Sentinel::Core::CloseAll() {
+  for (std::unique_ptr<Watched>& watch : watches_) {
+    if (watch == nullptr) continue;
+    CloseSocket(watch.get());
+    CloseProcess(watch.get());
+    SetQuestion(watch.get(), kNoQuestion);
+    Subtract(&count_watches_);
+  }
+  watches_.clear();
+  free_indices_.clear();
+  index_by_id_.clear();
+  over_.clear();
+  due_.clear();
+  turn_ns_ = 0;
+}
+
+// ---------------------------------------------------------------------------------------------- one watch: deadlines
+
+void Sentinel::Core::SetQuestion(Watched* watch, std::int64_t fair_ns) {
+  const bool was_open = watch->question_fair_ns != kNoQuestion;
+  const bool is_open = fair_ns != kNoQuestion;
+  if (is_open && !was_open) ++open_questions_;
+  if (was_open && !is_open) --open_questions_;
+  watch->question_fair_ns = fair_ns;
+}
+
+// Makes sure that RunDue comes back when this watch next has something to do. An earlier entry is left in the heap; it
+// finds nothing to do and arms anew.
+void Sentinel::Core::Arm(Watched* watch) {
+  if (watch->over) return;
+  std::int64_t due_ns = watch->pid_fd_wanted ? watch->pid_retry_ns : kNeverNs;
+  if (watch->plan.connect) {
+    switch (watch->link) {
+      case Link::kDown:
+        due_ns = std::min(due_ns, watch->dial_at_ns);
+        break;
+      case Link::kDialing:
+        due_ns = std::min(
+            due_ns, watch->dialed_at_ns + std::clamp(watch->limits.silence_ns, kMinDialTimeoutNs, kMaxDialTimeoutNs));
+        break;
+      case Link::kUp:
+        if (watch->http2) due_ns = std::min(due_ns, watch->next_beat_ns);
+        break;
+    }
+  }
+  if (watch->question_fair_ns != kNoQuestion) {
+    const std::int64_t asked_ns = watch->question_fair_ns + granted_ns_;
+    if (!watch->silent) {
+      due_ns = std::min(due_ns, AddNs(std::max<std::int64_t>(asked_ns, 0), watch->limits.silence_ns));
+    } else if (!watch->in_flight_told) {
+      due_ns = std::min(due_ns, AddNs(std::max<std::int64_t>(asked_ns, 0), watch->limits.in_flight_silence_ns));
+    }
+  }
+  if (due_ns >= watch->armed_ns) return;
+  watch->armed_ns = due_ns;
+  due_.push_back(DueEntry{due_ns, watch->index, watch->generation});
+  std::push_heap(due_.begin(), due_.end());
+}
+
+void Sentinel::Core::OnDue(Watched* watch) {
+  if (watch->pid_fd_wanted && watch->pid_retry_ns <= turn_ns_) {
+    OpenProcess(watch);
+    if (watch->over) return;
+  }
+  if (watch->plan.connect) {
+    if (watch->link == Link::kDialing &&
+        turn_ns_ - watch->dialed_at_ns >= std::clamp(watch->limits.silence_ns, kMinDialTimeoutNs, kMaxDialTimeoutNs)) {
+      // Begun anew rather than left to the kernel, whose pauses between SYNs grow.
+      Add(&count_connect_timeouts_);
+      CloseSocket(watch);
+      Dial(watch);
+    } else if (watch->link == Link::kDown && watch->dial_at_ns <= turn_ns_) {
+      Dial(watch);
+    } else if (watch->link == Link::kUp && watch->http2 && watch->next_beat_ns <= turn_ns_) {
+      watch->next_beat_ns = NextBeatNs(watch, turn_ns_, false);
+      if (!watch->beat_pending) SendBeat(watch, kHttp2Settings.data(), kHttp2Settings.size());
+    }
+    if (watch->over) return;
+  }
+  Judge(watch);
+}
+
+// Between 0.8 and 1.0 of the nominal interval, so that many watches do not fall into step; the first one after a
+// connection was made comes at any point of it.
+std::int64_t Sentinel::Core::NextBeatNs(Watched* watch, std::int64_t now_ns, bool first) {
+  watch->random ^= watch->random << 13;
+  watch->random ^= watch->random >> 17;
+  watch->random ^= watch->random << 5;
+  const std::int64_t interval_ns =
+      std::clamp(watch->limits.silence_ns / kBeatsPerSilence, kMinBeatIntervalNs, kMaxBeatIntervalNs);
+  const std::int64_t jitter_ns = (first ? interval_ns : interval_ns / 5) * (watch->random & 0xFF) / 256;
+  const std::int64_t beat_ns = (now_ns + interval_ns - jitter_ns) / kBeatGridNs * kBeatGridNs;
+  return std::max(beat_ns, now_ns + kNsPerMs);
+}
+
+void Sentinel::Core::Judge(Watched* watch) {
+  if (watch->question_fair_ns == kNoQuestion) return;
+  // The beginning of the turn, not the present: time lost within a turn is not known as lost before its end.
+  const std::int64_t silent_ns = FairNs(turn_ns_) - watch->question_fair_ns;
+  if (silent_ns < watch->limits.silence_ns) return;
+  if (!watch->silent && watch->link == Link::kUp) {
+    // The last look: its answer may have come since epoll was asked, or not have fitted into what epoll returned.
+    Read(watch);
+    if (watch->over || watch->question_fair_ns == kNoQuestion ||
+        FairNs(turn_ns_) - watch->question_fair_ns < watch->limits.silence_ns) {
+      return;
+    }
+  }
+  DeclareSilence(watch);
+  if (!watch->in_flight_told && silent_ns >= watch->limits.in_flight_silence_ns) {
+    watch->in_flight_told = true;
+    Add(&count_in_flight_silences_);
+    Queue(watch, SentinelEventKind::kInFlightSilence, SentinelCause::kNoAnswer, 0, Change());
+  }
+}
+
+// Repeated for as long as the silence lasts: Ray may call the incarnation alive only after we found it silent.
+void Sentinel::Core::DeclareSilence(Watched* watch) {
+  watch->silent = true;
+  Observation observation;
+  observation.evidence = Evidence::kSilence;
+  observation.verdict = ActorState::kUnreachable;
+  observation.incarnation = watch->plan.incarnation;
+  if (watch->slot->state() != ActorState::kAlive) return;
+  const Change change = watch->slot->Apply(observation);
+  if (!change.changed) return;
+  Add(&count_silences_);
+  Queue(watch, SentinelEventKind::kUnreachable, SentinelCause::kNoAnswer, 0, change);
+}
+
+void Sentinel::Core::OnAnswer(Watched* watch) {
+  // It is alive, but what was asked last may still be open.
+  SetQuestion(watch, watch->beat_pending ? FairNs(clock_.NowNs()) : kNoQuestion);
+  watch->silent = false;
+  watch->in_flight_told = false;
+  watch->blind_told = false;
+  // Also withdraws what an earlier watch of this incarnation left behind.
+  if (watch->slot->state() != ActorState::kUnreachable) return;
+  Observation observation;
+  observation.evidence = Evidence::kSilence;
+  observation.verdict = ActorState::kAlive;
+  observation.incarnation = watch->plan.incarnation;
+  const Change change = watch->slot->Apply(observation);
+  if (!change.changed) return;
+  Add(&count_false_alarms_);
+  Queue(watch, SentinelEventKind::kReachable, SentinelCause::kAnswer, 0, change);
+}
+
+// ---------------------------------------------------------------------------------------------- one watch: process
+
+void Sentinel::Core::OpenProcess(Watched* watch) {
+  watch->pid_fd_wanted = false;
+  int fd = MayOpenDescriptor() ? static_cast<int>(syscall(SYS_pidfd_open, watch->plan.pid, 0)) : -1;
+  int error = fd < 0 ? errno : 0;
+  if (fd >= 0) {
+    Remember(fd);
+    // After opening: if this is still the process that was meant, then so is the descriptor.
+    std::uint64_t ticks = 0;
+    if (watch->plan.pid_start_ticks != 0 && ReadStartTicks(watch->plan.pid, &ticks) &&
+        ticks != watch->plan.pid_start_ticks) {
+      CloseFd(&fd);
+      Exit(watch, Evidence::kProcess, SentinelCause::kProcessReplaced, 0);
+      return;
+    }
+    // Unreadable: the process went away just now, which the descriptor will tell, or /proc is closed to us.
+    error = Register(fd, EPOLLIN, watch->index, &watch->pid_token);
+    if (error != 0) {
+      watch->pid_token = 0;
+      CloseFd(&fd);
+    }
+  }
+  if (fd >= 0) {
+    watch->pid_fd = fd;
+    watch->pid_attempt = 0;
+    ++descriptors_;
+    Add(&count_process_watches_);
+    return;
+  }
+  if (error == ESRCH) {
+    Exit(watch, Evidence::kProcess, SentinelCause::kProcessGone, ESRCH);
+    return;
+  }
+  const bool exhausted = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC;
+  // Not permitted, or an old kernel: the connection is all there is.
+  if ((exhausted && watch->pid_attempt == 0) || !watch->plan.connect) Ask(watch, SentinelCause::kDescriptors, error);
+  if (!exhausted) return;
+  Add(&count_fd_exhausted_);
+  watch->pid_fd_wanted = true;
+  watch->pid_retry_ns = turn_ns_ + std::min(kMinRetryDelayNs << watch->pid_attempt, kMaxRetryDelayNs);
+  if (watch->pid_attempt < 6) ++watch->pid_attempt;
+}
+
+// ---------------------------------------------------------------------------------------------- one watch: connection
+
+void Sentinel::Core::Dial(Watched* watch) {
+  watch->dialed_at_ns = clock_.NowNs();
+  int fd = MayOpenDescriptor()
+               ? socket(watch->plan.address.family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, IPPROTO_TCP)
+               : -1;
+  if (fd < 0) {
+    GoBlind(watch, errno);
+    return;
+  }
+  Remember(fd);
+  SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
+  // What is left under TLS, and what ends a connection whose packets are lost so that a new one is tried. 50 ms less,
+  // because the kernel looks only when its next probe is due. With a user timeout it does not count probes.
+  const int probe_s = KernelProbeSeconds(watch->limits);
+  SetOption(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPIDLE, probe_s);
+  SetOption(fd, IPPROTO_TCP, TCP_KEEPINTVL, probe_s);
+  SetOption(fd, IPPROTO_TCP, TCP_USER_TIMEOUT,
+            static_cast<int>(std::min<std::int64_t>(KernelTimeoutNs(watch->limits) / kNsPerMs - 50, INT_MAX)));
+  sockaddr_storage storage;
+  const socklen_t size = ToSockaddr(watch->plan.address, &storage);
+  const int error = connect(fd, reinterpret_cast<const sockaddr*>(&storage), size) == 0 ? 0 : errno;
+  watch->socket = fd;
+  watch->link = Link::kDialing;
+  ++descriptors_;
+  Add(&count_sockets_);
+  Add(&count_dials_);
+  if (watch->question_fair_ns == kNoQuestion) SetQuestion(watch, FairNs(watch->dialed_at_ns));
+  if (error != 0 && error != EINPROGRESS) {
+    OnDialFailed(watch, error);
+    return;
+  }
+  const int register_error = Register(fd, EPOLLOUT, watch->index, &watch->socket_token);
+  if (register_error != 0) {
+    CloseSocket(watch);
+    GoBlind(watch, register_error);
+    return;
+  }
+  if (error == 0) OnConnected(watch);
+}
+
+// At once after the first loss, since a refusal is the quickest proof of a death; then 1 ms, because a process that
+// ends may close its connections before its listening socket; then 10 ms and doubling.
+void Sentinel::Core::Redial(Watched* watch) {
+  const std::uint8_t attempt = watch->attempt;
+  if (watch->attempt < 32) ++watch->attempt;
+  if (attempt == 0) {
+    Dial(watch);
+    return;
+  }
+  // A server behind TLS may close what does not say hello; no more than one dial per silence limit then.
+  const std::int64_t most_ns = watch->http2 ? kMaxRedialDelayNs : std::max(kMaxRedialDelayNs, watch->limits.silence_ns);
+  std::int64_t delay_ns = kNsPerMs;
+  if (attempt >= 2) delay_ns = std::min((10 * kNsPerMs) << (attempt - 2), most_ns);
+  watch->dial_at_ns = clock_.NowNs() + delay_ns;
+}
+
+void Sentinel::Core::OnDialFailed(Watched* watch, int error) {
+  CloseSocket(watch);
+  if (error == ECONNREFUSED) {
+    // A full backlog drops the SYN; only where nobody listens is it refused.
+    Add(&count_refused_);
+    Exit(watch, Evidence::kConnection, SentinelCause::kRefused, error);
+    return;
+  }
+  if (IsLocalError(error)) {
+    GoBlind(watch, error);
+    return;
+  }
+  // No route, no answer, reset while connecting: the question stays open.
+  if (watch->attempt == 0) watch->attempt = 2;
+  Redial(watch);
+}
+
+// We cannot ask, which says nothing about the peer.
+void Sentinel::Core::GoBlind(Watched* watch, int error) {
+  if (error == EMFILE || error == ENFILE) Add(&count_fd_exhausted_);
+  if (!watch->silent) SetQuestion(watch, kNoQuestion);
+  const int attempt = std::min<int>(watch->attempt, 6);
+  watch->dial_at_ns = clock_.NowNs() + std::min(kMinRetryDelayNs << attempt, kMaxRetryDelayNs);
+  if (watch->attempt < 32) ++watch->attempt;
+  if (!watch->blind_told) Ask(watch, SentinelCause::kDescriptors, error);
+  watch->blind_told = true;
+}
+
+void Sentinel::Core::OnConnected(Watched* watch) {
+  sockaddr_storage ours{};
+  socklen_t size = sizeof ours;
+  sockaddr_storage theirs;
+  const socklen_t their_size = ToSockaddr(watch->plan.address, &theirs);
+  if (getsockname(watch->socket, reinterpret_cast<sockaddr*>(&ours), &size) == 0 && size == their_size &&
+      std::memcmp(&ours, &theirs, size) == 0) {
+    // A dial to a free port of this host may be given that very port as its own and so meet itself.
+    OnDialFailed(watch, ECONNREFUSED);
+    return;
+  }
+  epoll_event event{};
+  event.events = EPOLLIN | EPOLLRDHUP;
+  event.data.u64 = watch->socket_token;
+  (void)epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, watch->socket, &event);
+  watch->link = Link::kUp;
+  watch->connected_at_ns = clock_.NowNs();
+  watch->parser.Reset();
+  if (watch->loss != SentinelCause::kNone) {
+    Ask(watch, watch->loss, watch->loss_error);
+    watch->loss = SentinelCause::kNone;
+  }
+  if (!watch->http2) {
+    OnAnswer(watch);
+    return;
+  }
+  // An accepted dial is no answer: the kernel accepts for a process that is frozen.
+  watch->next_beat_ns = NextBeatNs(watch, watch->connected_at_ns, true);
+  SendBeat(watch, kHttp2ClientPreface.data(), kHttp2ClientPreface.size());
+}
+
+// False: the connection is gone, and what follows from that has been done. A frame that does not fit into the empty
+// buffer of a socket is not completed later: whoever lets our few bytes pile up is asked on a new connection.
+bool Sentinel::Core::SendFrame(Watched* watch, const std::uint8_t* data, std::size_t size) {
+  const ssize_t sent = send(watch->socket, data, size, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent == static_cast<ssize_t>(size)) return true;
+  OnLost(watch, SentinelCause::kReset, sent < 0 ? errno : EAGAIN);
+  return false;
+}
+
+void Sentinel::Core::SendBeat(Watched* watch, const std::uint8_t* data, std::size_t size) {
+  if (!SendFrame(watch, data, size)) return;
+  watch->beat_pending = true;
+  Add(&count_beats_sent_);
+  if (watch->question_fair_ns == kNoQuestion) SetQuestion(watch, FairNs(clock_.NowNs()));
+}
+
+void Sentinel::Core::Read(Watched* watch) {
+  std::array<std::uint8_t, 4096> buffer;
+  for (int reads = 0; reads < kReadsPerTurn; ++reads) {
+    const ssize_t got = recv(watch->socket, buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (got < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN && errno != EWOULDBLOCK) OnLost(watch, SentinelCause::kReset, errno);
+      return;
+    }
+    if (got == 0) {
+      OnLost(watch, SentinelCause::kClosed, 0);
+      return;
+    }
+    if (watch->http2) {
+      if (!Parse(watch, buffer.data(), static_cast<std::size_t>(got))) return;
+    } else {
+      OnAnswer(watch);
+    }
+    // A short read has emptied the socket; what comes later, an end too, makes it readable again.
+    if (static_cast<std::size_t>(got) < buffer.size()) return;
+  }
+}
+
+// False: this connection is no more.
+bool Sentinel::Core::Parse(Watched* watch, const std::uint8_t* data, std::size_t size) {
+  for (;;) {
+    const Http2Event event = watch->parser.Next(&data, &size);
+    switch (event.kind) {
+      case Http2EventKind::kNone:
+        watch->spoke_http2 = watch->spoke_http2 || watch->parser.spoke_http2();
+        OnAnswer(watch);
+        return true;
+      case Http2EventKind::kSettings:
+        if (!SendFrame(watch, kHttp2SettingsAck.data(), kHttp2SettingsAck.size())) return false;
+        break;
+      case Http2EventKind::kSettingsAck:
+        if (watch->beat_pending) Add(&count_beats_acked_);
+        watch->beat_pending = false;
+        break;
+      case Http2EventKind::kPing: {
+        const auto answer = EncodePingAck(event.ping);
+        if (!SendFrame(watch, answer.data(), answer.size())) return false;
+        break;
+      }
+      case Http2EventKind::kPingAck:
+        break;
+      case Http2EventKind::kGoaway:
+        Add(&count_goaways_);
+        watch->spoke_http2 = true;
+        OnAnswer(watch);
+        OnLost(watch, SentinelCause::kGoaway, static_cast<int>(event.error_code));
+        return false;
+      case Http2EventKind::kProtocolError:
+        OnNotHttp2(watch, event.violation);
+        return false;
+    }
+  }
+}
+
+// The connection ended. That is no death: ask on a new one.
+void Sentinel::Core::OnLost(Watched* watch, SentinelCause cause, int error) {
+  Add(&count_lost_);
+  const std::int64_t now_ns = clock_.NowNs();
+  CloseSocket(watch);
+  watch->loss = cause;
+  watch->loss_error = error;
+  if (watch->question_fair_ns == kNoQuestion) SetQuestion(watch, FairNs(now_ns));
+  if (error == ETIMEDOUT && cause == SentinelCause::kReset) {
+    // The kernel has been asking for that long. Its first unanswered probe may have been sent one probe interval after
+    // the last answer, and must not be taken for older.
+    const std::int64_t asked_ns =
+        FairNs(now_ns) - KernelTimeoutNs(watch->limits) + KernelProbeSeconds(watch->limits) * kNsPerSecond;
+    SetQuestion(watch, std::min(watch->question_fair_ns, asked_ns));
+  }
+  if (now_ns - watch->connected_at_ns >= kSettledNs) watch->attempt = 0;
+  Redial(watch);
+}
+
+void Sentinel::Core::OnNotHttp2(Watched* watch, Http2Violation violation) {
+  Add(&count_protocol_errors_);
+  CloseSocket(watch);
+  Ask(watch, SentinelCause::kNotHttp2, static_cast<int>(violation));
+  if (watch->spoke_http2) {
+    // Somebody else has that port, or the stream is broken. Not an answer of ours: unless one comes, this is silence.
+    if (watch->question_fair_ns == kNoQuestion) SetQuestion(watch, FairNs(clock_.NowNs()));
+  } else {
+    // It never did, so it is likely to be TLS after all: then a connection must do.
+    watch->http2 = false;
+  }
+  if (watch->attempt < 2) watch->attempt = 2;
+  Redial(watch);
+}
+
+// ---------------------------------------------------------------------------------------------- one watch: verdicts
+
+void Sentinel::Core::Exit(Watched* watch, Evidence evidence, SentinelCause cause, int error) {
+  Observation observation;
+  observation.evidence = evidence;
+  observation.verdict = ActorState::kRestarting;
+  observation.incarnation = watch->plan.incarnation;
+  const Change change = watch->slot->Apply(observation);
+  Add(evidence == Evidence::kProcess ? &count_exits_by_process_ : &count_exits_by_connection_);
+  Queue(watch, SentinelEventKind::kExited, cause, error, change);
+  End(watch);
+}
+
+void Sentinel::Core::Ask(Watched* watch, SentinelCause cause, int error) {
+  Add(&count_ask_ray_);
+  Queue(watch, SentinelEventKind::kAskRay, cause, error, Change());
+}
+
+void Sentinel::Core::Queue(Watched* watch, SentinelEventKind kind, SentinelCause cause, int error,
+                           const Change& change) {
+  SentinelEvent event;
+  event.kind = kind;
+  event.cause = cause;
+  event.error_code = error;
+  event.incarnation = watch->plan.incarnation;
+  event.actor_id = watch->id;
+  event.change = change;
+  event.seen_ns = clock_.NowNs();
+  {
+    MutexLock lock(mutex_);
+    const auto at = entries_.find(watch->id);
+    if (at == entries_.end() || at->second.generation != watch->generation) return;
+    Entry& entry = at->second;
+    const auto index = static_cast<std::size_t>(kind);
+    if (entry.has_queued[index]) {
+      event.change.changed = event.change.changed || entry.queued[index]->change.changed;
+      event.change.before = entry.queued[index]->change.before;
+      events_.erase(entry.queued[index]);
+      entry.has_queued[index] = false;
+    }
+    entry.queued[index] = events_.insert(events_.end(), event);
+    entry.has_queued[index] = true;
+    if (kind == SentinelEventKind::kExited) entry.ended = true;
+  }
+  SignalEvents();
+}
+
+void Sentinel::Core::End(Watched* watch) {
+  if (watch->over) return;
+  watch->over = true;
+  CloseSocket(watch);
+  CloseProcess(watch);
+  SetQuestion(watch, kNoQuestion);
+  index_by_id_.erase(watch->id);
+  free_indices_.push_back(watch->index);
+  over_.push_back(std::move(watches_[watch->index]));
+  Subtract(&count_watches_);
+}
+
+// ---------------------------------------------------------------------------------------------- Sentinel
+
+Sentinel::Sentinel() : Sentinel(Options()) {}
+
+Sentinel::Sentinel(const Options& options) : core_(new Core(options)), options_(options) {}
+
+Sentinel::~Sentinel() {
+  if (core_->foreign()) {
+    core_->CloseInheritedDescriptors();
+  } else {
+    delete core_;
+  }
+}
+
+int Sentinel::Start() { return core_->foreign() ? EPERM : core_->Start(); }
+
+void Sentinel::Stop() {
+  if (!core_->foreign()) core_->Stop();
+}
+
+void Sentinel::AbandonAfterFork() {
+  if (!core_->foreign()) return;
+  core_->CloseInheritedDescriptors();
+  core_ = new Core(options_);
+}
+
+bool Sentinel::running() const { return !core_->foreign() && core_->running(); }
+
+WatchResult Sentinel::Watch(SlotRef slot, const WatchTarget& target) {
+  return core_->foreign() ? WatchResult::kNotRunning : core_->Watch(std::move(slot), target);
+}
+
+bool Sentinel::Unwatch(const ActorId& id) { return !core_->foreign() && core_->Unwatch(id); }
+
+bool Sentinel::UpdateLimits(const ActorId& id, std::int64_t silence_ns, std::int64_t in_flight_silence_ns) {
+  return !core_->foreign() && core_->UpdateLimits(id, MakeLimits(silence_ns, in_flight_silence_ns));
+}
+
+bool Sentinel::AddTimer(std::uint64_t id, std::int64_t deadline_ns) {
+  return !core_->foreign() && core_->AddTimer(id, deadline_ns);
+}
+
+bool Sentinel::CancelTimer(std::uint64_t id) { return !core_->foreign() && core_->CancelTimer(id); }
+
+int Sentinel::event_fd() const { return core_->foreign() ? -1 : core_->event_fd(); }
+
+bool Sentinel::WaitForEvents(std::int64_t timeout_ns) { return !core_->foreign() && core_->WaitForEvents(timeout_ns); }
+
+void Sentinel::WakeWaiter() {
+  if (!core_->foreign()) core_->SignalEvents();
+}
+
+std::size_t Sentinel::DrainEvents(std::vector<SentinelEvent>* events) {
+  return core_->foreign() ? 0 : core_->DrainEvents(events);
+}
+
+SentinelCounters Sentinel::counters() const { return core_->counters(); }
+
+void Sentinel::Poke() {
+  if (!core_->foreign()) core_->Poke();
+}
+
+}  // namespace actorsub

@@ -1,0 +1,200 @@
+// The one thread of this process that looks after actors: it watches their processes and their RPC ports, changes their
+// slots the moment something is known, and keeps the deadlines.
+//
+// Thread safety: every method, from any thread, without the GIL. None of them waits for I/O; `Stop` waits for the
+// thread to end, `WaitForEvents` for what its name says. The thread itself never calls into anything but `Slot::Apply`
+// and the kernel, so it cannot take part in a deadlock.
+//
+// Invariants
+//  1. A slot is changed first and its event queued second: whoever sees the event also sees the new word, and a submit
+//     is refused although nobody has looked at an event yet.
+//  2. At most one watch per actor. After `Watch` or `Unwatch` returned, the earlier watch queues nothing any more.
+//  3. A watch speaks about its own incarnation only, and ends with the first hard evidence (kExited, exactly once). It
+//     never comes back by itself: whoever answers on that port later is somebody else until `Watch` says otherwise.
+//  4. Silence counts from the oldest unanswered question (a dial or a heartbeat), never from the last byte, and only
+//     while this thread runs on time: before it blames a peer it reads that peer's socket once more.
+//  5. Bounded: one undrained event per actor and kind, one per timer, one wish per actor for the thread; the newest
+//  wins.
+//  6. While it runs, and until the thread has seen the `Unwatch`, it holds a reference to the slot. After `Stop`
+//  returned
+//     it holds none.
+//  7. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
+//     that wake somebody live until the destructor, so that nobody can write to, or block on, a number used anew.
+//
+// Not promised
+//  - A frozen process behind TLS is not seen: its kernel goes on accepting connections. Only hosts and processes that
+//    are gone, or that drop packets, are.
+//  - Nothing is known about an actor for which neither a process id nor an address is given.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "clock.h"
+#include "mutex.h"
+#include "registry.h"
+#include "slot.h"
+
+namespace actorsub {
+
+// Where one incarnation of an actor runs, and how long it may be silent.
+struct WatchTarget {
+  std::uint32_t incarnation = 0;
+  // The actor's own RPC server. The address is a literal, v4 or v6: names would have to be looked up.
+  bool connect = true;  // False: watch the process only.
+  bool http2 = true;    // False under TLS: the connection only, no heartbeats.
+  std::uint16_t port = 0;
+  std::string ip;
+  // On this host only, in our pid namespace; 0: elsewhere or unknown.
+  std::int32_t pid = 0;
+  // Field 22 of /proc/PID/stat when `pid` was known to be the actor, so that a reused pid is noticed; 0: not checked.
+  std::uint64_t pid_start_ticks = 0;
+  std::int64_t silence_ns = 3 * kNsPerSecond;             // Then new calls are refused. At least 50 ms is used.
+  std::int64_t in_flight_silence_ns = 10 * kNsPerSecond;  // Then running calls are given up; kNeverNs: never.
+};
+
+enum class WatchResult : std::uint8_t {
+  kWatching = 0,
+  kUnchanged = 1,       // Watched already, same incarnation and place: only the limits were taken over.
+  kNothingToWatch = 2,  // Neither a process nor an address.
+  kBadAddress = 3,      // Not a literal address, or port 0.
+  kNotRunning = 4,      // Not started, stopped, broken, or a forked child.
+};
+
+enum class SentinelEventKind : std::uint8_t {
+  kExited = 0,           // The incarnation is over, and with it the watch: fail what runs there. Includes earlier ones.
+  kUnreachable = 1,      // Silent for `silence_ns`: the slot refuses new calls.
+  kReachable = 2,        // It answered after all.
+  kInFlightSilence = 3,  // Silent for `in_flight_silence_ns`: fail what runs there. Once per silence.
+  kAskRay = 4,           // Local evidence does not decide (see `cause`): compare with the actor table.
+  kTimer = 5,            // `timer_id` is due.
+};
+inline constexpr int kActorEventKindCount = 5;  // Those that are about an actor.
+
+enum class SentinelCause : std::uint8_t {
+  kNone = 0,
+  kProcessExit = 1,      // The process ended.
+  kProcessGone = 2,      // There was no such process when the watch began,
+  kProcessReplaced = 3,  // or another one with its number.
+  kRefused = 4,          // Nobody listens on its port.
+  kClosed = 5,           // The peer closed the connection, and accepted the next one.
+  kReset = 6,            // The same after RST or another error; errno in `error_code`.
+  kGoaway = 7,           // The same after GOAWAY; its HTTP/2 code in `error_code`.
+  kNotHttp2 = 8,         // Whoever accepts there does not speak HTTP/2; Http2Violation in `error_code`.
+  kDescriptors = 9,      // We cannot look: no descriptor, port or permission; errno in `error_code`.
+  kNoAnswer = 10,        // Nothing came back.
+  kAnswer = 11,          // Something came back.
+};
+// Lower-case names without the k, in snake_case. Never null.
+const char* SentinelEventKindName(SentinelEventKind kind);
+const char* SentinelCauseName(SentinelCause cause);
+
+struct SentinelEvent {
+  SentinelEventKind kind = SentinelEventKind::kTimer;
+  SentinelCause cause = SentinelCause::kNone;
+  std::int32_t error_code = 0;
+  std::uint32_t incarnation = 0;
+  ActorId actor_id{};
+  // What `Slot::Apply` did; not `changed` for kInFlightSilence, kAskRay and kTimer, and for a kExited that Ray was
+  // first to tell. When events of one kind were merged, `before` is that of the first and the rest that of the last.
+  Change change;
+  std::int64_t seen_ns = 0;  // On the sentinel's clock.
+  std::uint64_t timer_id = 0;
+};
+
+// A snapshot; everything but the first three only grows.
+struct SentinelCounters {
+  std::uint64_t watches = 0;          // Now.
+  std::uint64_t process_watches = 0;  // Now.
+  std::uint64_t sockets = 0;          // Now, dialing ones included.
+  std::uint64_t dials = 0;
+  std::uint64_t refused = 0;
+  std::uint64_t heartbeats_sent = 0;
+  std::uint64_t heartbeats_acked = 0;
+  std::uint64_t silences = 0;      // Slots made unreachable.
+  std::uint64_t false_alarms = 0;  // Slots made reachable again in the same incarnation.
+  std::uint64_t in_flight_silences = 0;
+  std::uint64_t fd_exhausted = 0;  // Times that a descriptor was refused, by the kernel or by `max_descriptors`.
+  std::uint64_t connect_timeouts = 0;
+  std::uint64_t connections_lost = 0;  // By FIN, RST, error or GOAWAY.
+  std::uint64_t goaways = 0;
+  std::uint64_t protocol_errors = 0;
+  std::uint64_t exits_by_process = 0;
+  std::uint64_t exits_by_connection = 0;
+  std::uint64_t ask_ray = 0;
+  std::uint64_t late_wakeups = 0;  // Times that this thread ran late enough to grant everybody grace,
+  std::uint64_t late_ns = 0;       // and by how much in all.
+  std::uint64_t turns = 0;         // Of the loop: how often the thread woke up.
+  std::uint64_t timers_fired = 0;
+};
+
+class Sentinel {
+ public:
+  struct Options {
+    const Clock* clock = &Clock::Monotonic();  // Outlives the sentinel.
+    // Of pidfds and sockets together; one more is treated like EMFILE, so that the application keeps the rest.
+    std::uint32_t max_descriptors = 16'384;
+    std::uint32_t max_timers = 1'000'000;  // Armed, or due and not drained.
+  };
+
+  Sentinel();
+  explicit Sentinel(const Options& options);
+  Sentinel(const Sentinel&) = delete;
+  Sentinel& operator=(const Sentinel&) = delete;
+  // Stops, or abandons when this is a forked child.
+  ~Sentinel();
+
+  // 0, or the errno of what could not be had; then nothing runs and it may be tried again. Idempotent.
+  int Start();
+  // Ends the thread and forgets watches, timers and events. Wakes whoever blocks in `WaitForEvents`. Idempotent; may be
+  // followed by `Start`.
+  void Stop();
+  // For the child of a fork, before it makes a second thread: closes the child's copies of our descriptors and forgets
+  // everything, locks and slot references included, since the parent's threads may have held or been changing any of
+  // them (so the child leaks that memory, on purpose). The parent does not notice. `Start` works again afterwards.
+  // Without this call every method does nothing in the child, but descriptors stay open.
+  void AbandonAfterFork();
+  // Started, and the thread is well. False for good after it ran out of memory: then no evidence comes any more, and
+  // callers fall back to what Ray says. (The event descriptor is signalled once when that happens.)
+  bool running() const;
+
+  // Replaces an earlier watch of the same actor, unless nothing but the limits differs.
+  WatchResult Watch(SlotRef slot, const WatchTarget& target);
+  // False: was not watched. Drops its undrained events. The slot's word stays as it is.
+  bool Unwatch(const ActorId& id);
+  // False: is not watched. A shorter limit counts from the same question, so it may have passed already.
+  bool UpdateLimits(const ActorId& id, std::int64_t silence_ns, std::int64_t in_flight_silence_ns);
+
+  // A kTimer event at `deadline_ns` on the sentinel's clock, at once if that has passed. An id in use is moved. False:
+  // not running, or `max_timers` reached.
+  bool AddTimer(std::uint64_t id, std::int64_t deadline_ns);
+  // True: no event of this timer will be drained any more. False: drained already, or never set.
+  bool CancelTimer(std::uint64_t id);
+
+  // Readable while there may be undrained events; for poll(2), not for reading. -1 before the first `Start`.
+  int event_fd() const;
+  // Blocks until `event_fd` is readable or the time is over; < 0: no limit. True: readable. Wakes up early for nothing
+  // when `WakeWaiter` or `Stop` was called, or events were dropped.
+  bool WaitForEvents(std::int64_t timeout_ns);
+  // Makes `event_fd` readable once although there is no event.
+  void WakeWaiter();
+  // Appends all queued events in the order in which they were seen, timers last, and makes `event_fd` unreadable.
+  // Returns how many. For one consumer at a time; an event is handed out once.
+  std::size_t DrainEvents(std::vector<SentinelEvent>* events);
+
+  SentinelCounters counters() const;
+  // Makes the thread look at the clock again: for tests that move it by hand.
+  void Poke();
+
+ private:
+  class Core;
+
+  // Written by the constructors and `AbandonAfterFork` (single-threaded child), else constant.
+  Core* core_;
+  const Options options_;
+};
+
+}  // namespace actorsub
