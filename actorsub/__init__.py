@@ -18,8 +18,9 @@ Attributes of a handle are the actor's own method names, so everything else is a
 from actorsub._core import state
 from actorsub._version import __version__
 from actorsub.errors import ActorDiedError, ActorState, ActorUnavailableError, DeadlineExceededError
-from actorsub.handle import ActorHandle, get_actor, policy, remote, stats, wrap
+from actorsub.handle import ActorHandle, get_actor, on_state_change, policy, remote, stats, wrap
 from actorsub.policy import Policy
+from actorsub.refs import get, wait
 from actorsub.watcher import shutdown
 
 __all__ = [
@@ -30,11 +31,14 @@ __all__ = [
     "DeadlineExceededError",
     "Policy",
     "__version__",
+    "get",
     "get_actor",
+    "on_state_change",
     "policy",
     "remote",
     "shutdown",
     "state",
     "stats",
+    "wait",
     "wrap",
 ]

@@ -4,7 +4,8 @@
 Nothing here knows Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`) and which
 Python classes to return and raise (`bind_types`).
 
-Threads: everything here runs with the GIL and releases it nowhere, since nothing here can block.
+Threads: everything here runs with the GIL. It is released in two places, because only they can block:
+`wait_for_events` and `stop_sentinel`.
 """
 
 from cpython.exc cimport PyErr_Clear, PyErr_SetObject
@@ -12,6 +13,7 @@ from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
+from libcpp.vector cimport vector
 
 from actorsub._cpp.actor_state cimport (
     ActorState,
@@ -23,7 +25,18 @@ from actorsub._cpp.actor_state cimport (
     Observation,
     StateOf,
 )
+from actorsub._cpp.clock cimport Clock
 from actorsub._cpp.registry cimport Registry, SlotRef
+from actorsub._cpp.sentinel cimport (
+    Sentinel,
+    SentinelCauseName,
+    SentinelCounters,
+    SentinelEvent,
+    SentinelEventKind,
+    SentinelEventKindName,
+    WatchResult,
+    WatchTarget,
+)
 from actorsub._cpp.slot cimport ActorId, Change, Refusal, RefusalName, Slot
 
 import os
@@ -81,6 +94,9 @@ cdef tuple state_members = ()           # ActorState (Python) by number.
 cdef object unavailable_error = None    # The class that the fast refusal raises.
 cdef object submit_slowly = None        # (method, args, kwargs) -> what .remote() returns.
 cdef tuple empty_tuple = ()
+cdef object plain_ref = None            # Ray's ObjectRef; None where the installed Ray's cannot be made anew.
+cdef object early_ref = None            # The subclass that fails early (refs.ObjectRef).
+cdef object early_result = None         # The same for lists and generators: (actor, mark, result) -> result.
 
 # Rises by one in every forked child, so that handles of the parent know that they are not in their process any more.
 cdef unsigned long fork_generation = 0
@@ -121,6 +137,14 @@ def bind_ray(worker, str connected, str core_worker, str getter, dict names_by_n
     local_state_method = getter
 
 
+def bind_refs(plain, early, other):
+    """Hands in Ray's ObjectRef, the subclass that is to take its place, and a function for results of other shapes."""
+    global plain_ref, early_ref, early_result
+    plain_ref = plain
+    early_ref = early
+    early_result = other
+
+
 def bind_types(tuple states, unavailable, slow):
     """Hands in the Python classes: the members of ActorState in order, the class that a refusal raises, and the
     function that `.remote()` calls whenever its fast path does not apply."""
@@ -137,10 +161,12 @@ def bind_types(tuple states, unavailable, slow):
 def after_fork_in_child():
     """Forgets everything of the parent. Its slots are leaked on purpose: their memory is shared copy-on-write, and a
     lock in there may have been held by a thread that does not exist here."""
-    global fork_generation, registry
+    global fork_generation, registry, sentinel
     fork_generation += 1
     registry = new Registry()
     actors.clear()
+    # Its thread is not in this process; it closes its descriptors here and is leaked with its memory.
+    sentinel.AbandonAfterFork()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -163,8 +189,31 @@ cdef class Actor:
     cdef public bint used
     # Ray's own ActorDiedError with the cause, once it is known.
     cdef public object death
+    # Failed refs made ahead (supply.Supply).
+    cdef public object supply
     # threading.Event objects of callers that wait for a change.
     cdef public list waiters
+    # Who waits for the outcome of a call: refs.Outcome objects, by their own identity.
+    cdef public dict outcomes
+    # The watcher's notes: losses() when outcomes were last failed, and when the next ones are to be; 0: none pending.
+    cdef public unsigned int handled_losses
+    cdef public double fail_at_s
+    # (state before, incarnation before) of the last loss that was seen.
+    cdef public object lost_incarnation
+    # Functions of on_state_change, and the changes that they have not been told: (version, old, new, evidence).
+    cdef public list listeners
+    cdef public list changes
+    # The shortest limits that any handle asked for, in seconds; in_flight None: never. `detects`: open sockets.
+    cdef public double silence_s
+    cdef public object silence_in_flight_s
+    cdef public bint detects
+    # True while the sentinel watches the incarnation that is up.
+    cdef public bint watched
+    # Ray's row of the actor once said that it will not be restarted again.
+    cdef public bint last_incarnation
+    # Outcomes that arrived after the call had been given up.
+    cdef public unsigned long long late_replies
+    cdef public unsigned long long failed_early
     # The watcher's notes: time of the next look at the actor table, and how long it waits between two.
     cdef public double next_read_s
     cdef public double read_interval_s
@@ -209,6 +258,13 @@ cdef class Actor:
             belief.incarnation if belief.incarnation_known else None,
         )
 
+    def losses(self):
+        """How often everything in flight at this actor was lost; see slot.h, invariant 4."""
+        return self.slot.losses()
+
+    def declare_loss(self):
+        self.slot.DeclareLoss()
+
     def observe_ray(self):
         """Reads Ray's local state and takes it in. True when the belief changed."""
         return observe_ray(self)
@@ -220,7 +276,7 @@ cdef class Actor:
         observation.verdict = <ActorState><int>STATE_NAMES.index(verdict)
         observation.incarnation = -1 if incarnation is None else <int64_t>incarnation
         observation.read_version = <int32_t>read_version
-        return self.slot.Apply(observation).changed
+        return note_change(self, self.slot.Apply(observation))
 
     def count_refused(self, str reason):
         self.slot.CountRefused(<Refusal><int>REFUSAL_NAMES.index(reason))
@@ -270,6 +326,10 @@ def actor_of(ray_id, session):
     actor.key = key
     actor.session = session
     actor.waiters = []
+    actor.outcomes = {}
+    actor.listeners = []
+    actor.changes = []
+    actor.silence_s = float("inf")
     actors[key] = weakref.ref(actor, _ForgetActor(key))
     return actor
 
@@ -284,6 +344,8 @@ cdef class _ForgetActor:
         # A new Actor of the same id may have taken the place already.
         if actors.get(self.key) is reference:
             del actors[self.key]
+            # Nobody is left whom the sentinel could tell.
+            _unwatch(self.key)
 
 
 def live_actors():
@@ -306,6 +368,24 @@ cdef int ray_local_state(Actor actor) except -2:
     return ray_number_to_state[value] if 0 <= value < 16 else -1
 
 
+cdef bint note_change(Actor actor, Change change) except -1:
+    """Keeps what the watcher has to tell and to fail. True when the belief changed."""
+    if not change.changed:
+        return False
+    if change.before.state != change.after.state:
+        actor.changes.append((
+            change.after.version,
+            state_members[<int>change.before.state],
+            state_members[<int>change.after.state],
+            EVIDENCE_NAMES[<int>change.after.evidence],
+        ))
+    if change.before.state == ActorState.kAlive or change.before.state == ActorState.kUnreachable:
+        actor.lost_incarnation = change.before.incarnation if change.before.incarnation_known else None
+    if change.after.state != ActorState.kAlive and change.after.state != ActorState.kUnreachable:
+        actor.watched = False
+    return True
+
+
 cdef bint observe_ray(Actor actor) except -1:
     cdef Observation observation
     cdef int state = ray_local_state(actor)
@@ -313,7 +393,7 @@ cdef bint observe_ray(Actor actor) except -1:
         return False
     observation.evidence = Evidence.kRay
     observation.verdict = <ActorState>state
-    return actor.slot.Apply(observation).changed
+    return note_change(actor, actor.slot.Apply(observation))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -350,6 +430,12 @@ cdef class CertifiedError(Exception):
         self._from_actor = actor
         self._detail = detail
         _take_belief(self, actor.slot.word())
+
+    def _certify_loss(self, Actor actor, detail=None):
+        """The same for a call that was in flight: sent, and about the incarnation that had it."""
+        self._certify_refusal(actor, detail)
+        self._sent = True
+        self._incarnation = -1 if actor.lost_incarnation is None else actor.lost_incarnation
 
     def _certificate(self):
         """The arguments of `_certify` that would make this error again."""
@@ -445,6 +531,7 @@ cdef class MethodBase:
     cdef readonly object _actorsub_handle     # Ray's own handle.
     cdef readonly str _actorsub_name
     cdef readonly object _actorsub_options    # Ray's options that were set by .options(), as a dict.
+    cdef bint early                           # Its outcomes may be failed early: Ray will not resend the call.
 
     @property
     def _actorsub_actor(self):
@@ -452,9 +539,10 @@ cdef class MethodBase:
 
     def _actorsub_submit(self, args, kwargs):
         """Straight to Ray, counted."""
+        cdef unsigned int mark = self.actor.slot.losses()
         result = self.call(*args, **kwargs)
         self.actor.slot.CountSubmitted()
-        return result
+        return make_early(self.actor, mark, result) if self.early else result
 
 
 def fill_handle(HandleBase handle, Actor actor, inner, policy):
@@ -464,7 +552,30 @@ def fill_handle(HandleBase handle, Actor actor, inner, policy):
     return handle
 
 
-def fill_method(MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable):
+cdef object make_early(Actor actor, unsigned int mark, result):
+    if type(result) is plain_ref:
+        ref = early_ref(result.binary(), result.owner_address(), result.call_site())
+        ref._actorsub_actor = actor
+        ref._actorsub_mark = mark
+        return ref
+    return early_result(actor, mark, result)
+
+
+cdef PyObject* make_early_or_null(Actor actor, unsigned int mark, PyObject* result) except NULL:
+    """Takes over the reference to `result` and returns a new one."""
+    plain = <object>result
+    Py_DECREF(plain)
+    made = make_early(actor, mark, plain)
+    Py_INCREF(made)
+    return <PyObject*>made
+
+
+ctypedef PyObject* (*early_or_null)(Actor, unsigned int, PyObject*) noexcept
+
+
+def fill_method(
+    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable, bint early
+):
     method.actor = actor
     method._actorsub_handle = handle
     method._actorsub_name = name
@@ -473,6 +584,7 @@ def fill_method(MethodBase method, Actor actor, handle, str name, inner, call, o
     method.call = call
     method._actorsub_policy = policy
     method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
+    method.early = early and plain_ref is not None
     return method
 
 
@@ -501,6 +613,7 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     cdef uint64_t word
     cdef ActorState state
     cdef int ray_state
+    cdef unsigned int mark
     cdef PyObject* result
     if actor is None or actor.generation != fork_generation:
         return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
@@ -509,10 +622,14 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     if state == ActorState.kAlive:
         ray_state = (<int (*)(Actor) noexcept>ray_local_state)(actor)
         if ray_state == <int>ActorState.kAlive:
+            mark = actor.slot.losses()
             result = PyObject_Vectorcall(<PyObject*>method.call, args, nargs, kwnames)
-            if result != NULL:
-                actor.slot.CountSubmitted()
-            return result
+            if result == NULL:
+                return NULL
+            actor.slot.CountSubmitted()
+            if not method.early:
+                return result
+            return (<early_or_null>make_early_or_null)(actor, mark, result)
         if ray_state == -2:
             # The slow path asks again and lets the error out with a traceback.
             PyErr_Clear()
@@ -540,6 +657,116 @@ def state(handle):
         if actor is not None:
             return state_members[<int>StateOf(actor.slot.word())]
     raise TypeError(f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The sentinel: one native thread that watches processes and connections. Never destroyed, like the registry.
+
+cdef Sentinel* sentinel = new Sentinel()
+
+
+def start_sentinel():
+    """0, or the errno of what could not be had. Idempotent."""
+    return sentinel.Start()
+
+
+def stop_sentinel():
+    with nogil:
+        sentinel.Stop()
+
+
+def sentinel_runs():
+    return sentinel.running()
+
+
+def watch(Actor actor, unsigned int incarnation, str ip, int port, int pid, bint http2):
+    """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when something is watched.
+
+    `pid` 0: not on this host. `port` 0: no connection.
+    """
+    cdef WatchTarget target
+    if actor.is_inherited:
+        return False
+    target.incarnation = incarnation
+    target.connect = port != 0
+    target.http2 = http2
+    target.port = <unsigned short>port
+    target.ip = ip.encode()
+    target.pid = pid
+    target.pid_start_ticks = 0
+    target.silence_ns = _nanoseconds(actor.silence_s)
+    target.in_flight_silence_ns = _nanoseconds(actor.silence_in_flight_s)
+    cdef WatchResult result = sentinel.Watch(actor.reference[0], target)
+    actor.watched = result == WatchResult.kWatching or result == WatchResult.kUnchanged
+    return actor.watched
+
+
+def unwatch(Actor actor):
+    if not actor.is_inherited:
+        _unwatch(actor.key)
+        actor.watched = False
+
+
+def _unwatch(bytes key):
+    cdef ActorId id
+    memcpy(id.data(), <const char*>key, 16)
+    sentinel.Unwatch(id)
+
+
+def update_limits(Actor actor):
+    """Takes the limits of `actor` over into its watch."""
+    cdef ActorId id
+    memcpy(id.data(), <const char*>actor.key, 16)
+    sentinel.UpdateLimits(id, _nanoseconds(actor.silence_s), _nanoseconds(actor.silence_in_flight_s))
+
+
+cdef int64_t _nanoseconds(seconds) except? -1:
+    if seconds is None or seconds > 9e9:
+        return 0x7FFFFFFFFFFFFFFF
+    return <int64_t>(seconds * 1e9)
+
+
+def now_s():
+    """The sentinel's clock, in seconds."""
+    return Clock.Monotonic().NowNs() / 1e9
+
+
+def wait_for_events(timeout_s):
+    """Blocks without the GIL until there are events, `wake_watcher` was called, or the time is over (None: no limit)."""
+    cdef int64_t timeout_ns = -1 if timeout_s is None else _nanoseconds(timeout_s)
+    cdef bint readable
+    with nogil:
+        readable = sentinel.WaitForEvents(timeout_ns)
+    return readable
+
+
+def wake_watcher():
+    sentinel.WakeWaiter()
+
+
+def drain_events():
+    """The events since the last call, in order: (Actor or None, kind, cause, seen_s)."""
+    cdef vector[SentinelEvent] events
+    cdef SentinelEvent event
+    cdef list drained = []
+    sentinel.DrainEvents(&events)
+    for event in events:
+        reference = actors.get((<char*>event.actor_id.data())[:16])
+        actor = None if reference is None else reference()
+        if actor is not None:
+            note_change(<Actor>actor, event.change)
+        drained.append((
+            actor,
+            SentinelEventKindName(event.kind).decode(),
+            SentinelCauseName(event.cause).decode(),
+            event.seen_ns / 1e9,
+        ))
+    return drained
+
+
+def sentinel_counters():
+    cdef SentinelCounters counters = sentinel.counters()
+    return counters
 
 
 os.register_at_fork(after_in_child=after_fork_in_child)

@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -87,11 +88,55 @@ def _tracing_enabled() -> Any:
     return _is_tracing_enabled
 
 
+def _ref_parts() -> Any:
+    ref = ray.ObjectRef
+    made_from = (ref.__doc__ or "").startswith("ObjectRef(id, owner_addr=")
+    return (
+        ref
+        if made_from and all(hasattr(ref, name) for name in ("_on_completed", "owner_address", "call_site"))
+        else None
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Put:
+    """How an error is written to the object store, past the pickling of `ray.put`."""
+
+    name: str
+    arguments: dict[str, Any]
+    pack: Callable[..., bytes]
+    serialized: Any
+    task_execution_exception: int
+
+
+def _put_object() -> _Put | None:
+    raylet = importlib.import_module("ray._raylet")
+    from ray.core.generated.common_pb2 import ErrorType
+
+    arguments = {"pin_object": True, "inline_small_object": True, "_is_experimental_channel": False}
+    for name in ("put_object", "put_serialized_object_and_increment_local_ref"):
+        method = getattr(raylet.CoreWorker, name, None)
+        signature = (method.__doc__ or "").split("\n")[0] if method is not None else ""
+        if all(argument in signature for argument in arguments):
+            # Ray 2.54 has it without a default.
+            more = {"owner_address": None} if "owner_address," in signature else {}
+            return _Put(
+                name=name,
+                arguments={**arguments, **more},
+                pack=raylet.MessagePackSerializer.dumps,
+                serialized=raylet.MessagePackSerializedObject,
+                task_execution_exception=ErrorType.Value("TASK_EXECUTION_EXCEPTION"),
+            )
+    return None
+
+
 global_worker: Any = _try("worker", _global_worker, "Ray's local actor state is not read")
 _local_state: Any = _try("local state", _local_state_getter, "Ray's local actor state is not read")
 _ActorTableData: Any = _try("actor table message", _actor_table, "the public state API is asked instead")
 _read_table: Any = _try("actor table", _table_reader, "the public state API is asked instead")
 _helpers: Any = _try("handle pickling", _handle_helpers, "a handle given as a whole argument arrives as a plain one")
+_refs: Any = _try("refs", _ref_parts, "calls in flight fail when Ray says so, seconds later")
+_put: _Put | None = _try("failed refs", _put_object, "a refusal by ref costs a whole ray.put")
 _validate: Any = _try("signature check", _validate_args, "wrong arguments of a refused call are not noticed")
 
 
@@ -133,10 +178,10 @@ def is_client_handle(thing: Any) -> bool:
 
 
 def session_token() -> Any:
-    """Something that differs between two `ray.init()`; None when not connected."""
+    """One and the same object during one connection to Ray, another one after `ray.init()` anew; None without one."""
     if global_worker is not None:
         return getattr(global_worker, "core_worker", None) if global_worker._is_connected else None
-    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else None
+    return sys.intern(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else None
 
 
 # The parent's connection in a forked child, kept so that its identity is not used anew. Anything asked over it would
@@ -168,9 +213,9 @@ class TableRow:
     state: str  #: "pending", "alive", "restarting" or "dead"
     incarnation: int  #: Ray's restart count
     death: ray.exceptions.ActorDiedError | None  #: with Ray's cause; None unless dead
-    address: tuple[str, int]
-    pid: int
-    node_id: str
+    address: tuple[str, int]  #: of its RPC server; port 0 when unknown
+    pid: int  #: on its own host; 0 when unknown
+    restarts_left: bool  #: False when Ray will not restart it again
 
 
 _STATES = {
@@ -202,7 +247,7 @@ def read_actor_table(actor_id: Any) -> TableRow | None:
         death=_death(row) if state == "dead" else None,
         address=(row.address.ip_address, row.address.port),
         pid=row.pid,
-        node_id=row.address.node_id.hex() if hasattr(row.address, "node_id") else row.address.raylet_id.hex(),
+        restarts_left=row.max_restarts == -1 or row.num_restarts < row.max_restarts,
     )
 
 
@@ -236,8 +281,28 @@ def _read_state_api(actor_id: Any) -> TableRow | None:
         death=ray.exceptions.ActorDiedError() if found.state == "DEAD" else None,
         address=("", 0),
         pid=found.pid or 0,
-        node_id=found.node_id or "",
+        restarts_left=True,
     )
+
+
+def local_process(row: TableRow) -> int:
+    """The actor's process id where it can be watched from here, else 0.
+
+    The same address means the same host, but not always the same process numbers (containers); a process of Ray's
+    under that number is named "ray::...".
+    """
+    if not row.pid or row.address[0] != ray.util.get_node_ip_address():
+        return 0
+    try:
+        with open(f"/proc/{row.pid}/comm") as file:
+            name = file.read()
+    except OSError:
+        return 0
+    return row.pid if name.startswith("ray::") else 0
+
+
+def uses_tls() -> bool:
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -277,19 +342,35 @@ def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any
     if "tensor_transport" in options or not hasattr(method, "_remote"):
         # Ray translates that value on the way.
         return wrapper.remote
-    submit = method._remote
+    return _WithOptions(method, options).remote
 
-    def remote(*args: Any, **kwargs: Any) -> Any:
-        return submit(args=args, kwargs=kwargs, **options)
 
-    return remote
+class _WithOptions:
+    def __init__(self, method: Any, options: dict[str, Any]) -> None:
+        self._submit = method._remote
+        self._options = options
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        return self._submit(args=args, kwargs=kwargs, **self._options)
+
+
+def _fits_by_position(parameters: list[inspect.Parameter], count: int) -> bool:
+    if count > sum(1 for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD):
+        return False
+    return all(
+        one.default is not one.empty or one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD) for one in parameters[count:]
+    )
 
 
 def check_arguments(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises Ray's own TypeError when the arguments do not fit the method."""
     parameters = getattr(method, "_signature", None)
-    if _validate is not None and parameters is not None:
-        _validate(parameters, args, kwargs)
+    if _validate is None or parameters is None:
+        return
+    if not kwargs and _fits_by_position(parameters, len(args)):
+        # Ray's own check is the same question asked through `inspect`, at ten times the cost.
+        return
+    _validate(parameters, args, kwargs)
 
 
 @functools.lru_cache(maxsize=1)
@@ -356,12 +437,72 @@ def can_travel() -> bool:
 # Failed refs.
 
 
-def failed_ref(error: ray.exceptions.RayError) -> ray.ObjectRef:
-    """An ObjectRef that has already failed: `get`, `await` and passing it on raise `error`.
+def failed_ref_maker(error: ray.exceptions.RayError) -> Callable[[], ray.ObjectRef]:
+    """Makes ObjectRefs that have already failed: `get`, `await` and passing them on raise `error`.
 
-    `ray.put` of a RayError is such a ref, by Ray's own rule that an error read from the store is raised.
+    The error is pickled once. Making a ref writes one small object to the local object store, a round trip to the
+    raylet: 0.1 to 1 ms, most of it without the GIL.
     """
-    return ray.put(error)
+    if _put is None:
+        # By Ray's own rule that an error read from the store is raised.
+        return lambda: ray.put(error)
+    body = _put.pack(error.to_bytes(), None)
+    metadata = str(_put.task_execution_exception).encode()
+    core_worker, name, arguments = global_worker.core_worker, _put.name, _put.arguments
+
+    def make() -> ray.ObjectRef:
+        return getattr(core_worker, name)(_put.serialized(metadata, body, [], None), **arguments)
+
+    return make
+
+
+def failed_ref(error: ray.exceptions.RayError) -> ray.ObjectRef:
+    """One of them."""
+    return failed_ref_maker(error)()
+
+
+def can_make_refs() -> bool:
+    return _refs is not None and can_travel()
+
+
+def on_completed(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> None:
+    """Calls `callback(value)` once, soon when the value is there already, on a thread of Ray's. Errors are values."""
+    ref._on_completed(callback)
+
+
+def plain_ref(ref: ray.ObjectRef) -> ray.ObjectRef:
+    """Ray's own class for the same object."""
+    return ray.ObjectRef(ref.binary(), ref.owner_address(), ref.call_site())
+
+
+def reduce_ref(ref: ray.ObjectRef) -> tuple[Any, ...]:
+    """What Ray's pickler does with an ObjectRef; looked up each time, because each connection registers it anew."""
+    import ray.cloudpickle
+
+    return ray.cloudpickle.CloudPickler.dispatch[ray.ObjectRef](ref)
+
+
+def peek_stream(generator: ray.ObjectRefGenerator) -> tuple[ray.ObjectRef, bool]:
+    """The next item's ref, and whether the item is there."""
+    return generator.worker.core_worker.peek_object_ref_stream(generator._generator_ref)
+
+
+def fails_early(method: Any, options: dict[str, Any] | None) -> bool:
+    """Whether a call's outcome may be failed when its actor is lost: not where Ray would resend the call."""
+    given = options or {}
+    retries = given.get("max_task_retries")
+    if retries is None:
+        retries = getattr(method, "_max_task_retries", 0)
+    transport = given.get("tensor_transport") or getattr(method, "_tensor_transport", None)
+    # An enum before 2.54, whose default is the object store.
+    return not retries and (transport is None or getattr(transport, "name", "") == "OBJECT_STORE")
+
+
+def is_task_thread() -> bool:
+    """True on the thread that runs a task (not an actor): it holds CPUs that Ray lends out while it blocks."""
+    if global_worker is None or threading.current_thread() is not threading.main_thread():
+        return False
+    return global_worker.mode == ray.WORKER_MODE and global_worker.actor_id.is_nil()
 
 
 class FailedGenerator(ray.ObjectRefGenerator):

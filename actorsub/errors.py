@@ -199,6 +199,35 @@ def death(actor: _core.Actor) -> ActorDiedError:
     return error
 
 
+def loss(actor: _core.Actor) -> Any:
+    """The error of a call that was in flight when its incarnation was lost."""
+    cls: Any = ActorDiedError if actor.state is ActorState.DEAD else ActorUnavailableError
+    error = cls.__new__(cls)
+    error._certify_loss(actor)
+    if cls is ActorDiedError:
+        error._take_cause(actor.death)
+    return error
+
+
+def certified(value: Any, actor: _core.Actor) -> Any:
+    """Ray's own error about the actor of a call, with a certificate; anything else as it is.
+
+    A RayTaskError is the application's, also when its cause is the death of some other actor.
+    """
+    if not isinstance(value, ray.exceptions.RayActorError) or isinstance(
+        value, (ray.exceptions.RayTaskError, _core.CertifiedError)
+    ):
+        return value
+    error: ActorUnavailableError | ActorDiedError
+    if isinstance(value, ray.exceptions.ActorDiedError):
+        error = ActorDiedError(value, actor_id=actor.key.hex(), evidence="call")
+    elif isinstance(value, ray.exceptions.ActorUnavailableError):
+        error = ActorUnavailableError(str(value), actor_id=actor.key.hex(), state=actor.state, evidence="call")
+    else:
+        return value
+    return error
+
+
 def raise_deadline(actor: _core.Actor, detail: str) -> NoReturn:
     """Raises the error of a call whose time ran out before it was sent."""
     state, evidence, incarnation = actor.belief()

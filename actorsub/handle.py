@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import types
+from collections.abc import Callable
 from typing import Any
 
 import ray
 import ray.actor
 
-from actorsub import _core, _ray_compat, submit, watcher
+from actorsub import _core, _ray_compat, refs, submit, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, split_options
 
@@ -83,7 +85,8 @@ def _make_method(
 ) -> ActorMethod:
     method = ActorMethod.__new__(ActorMethod)
     call = _ray_compat.call_with_options(inner, options) if options else inner.remote
-    return _core.fill_method(method, actor, handle, name, inner, call, options, policy, policy.on_unavailable)
+    early = refs.is_bound() and _ray_compat.fails_early(inner, options)
+    return _core.fill_method(method, actor, handle, name, inner, call, options, policy, policy.on_unavailable, early)
 
 
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
@@ -148,9 +151,28 @@ def _rebuild(serialized: bytes, weak_ref: bool, policy: Policy) -> ActorHandle:
 def _make_handle(inner: ray.actor.ActorHandle, actor: _core.Actor, policy: Policy) -> ActorHandle:
     handle = ActorHandle.__new__(ActorHandle)
     _core.fill_handle(handle, actor, inner, policy)
+    _take_limits(actor, policy)
     # Ray's own code reads this one at every turn.
     handle.__dict__["_ray_actor_id"] = actor.ray_id
     return handle
+
+
+def _take_limits(actor: _core.Actor, policy: Policy) -> None:
+    """The actor is watched once for all its handles, with the shortest limits that any of them asked for."""
+    if policy.detect != "auto":
+        return
+    in_flight_s = policy.silence_in_flight_s
+    if actor.detects and actor.silence_in_flight_s is not None:
+        in_flight_s = min(actor.silence_in_flight_s, math.inf if in_flight_s is None else in_flight_s)
+    silence_s = min(actor.silence_s, policy.silence_timeout_s)
+    if actor.detects and (silence_s, in_flight_s) == (actor.silence_s, actor.silence_in_flight_s):
+        return
+    begin = not actor.detects
+    actor.silence_s, actor.silence_in_flight_s, actor.detects = silence_s, in_flight_s, True
+    if actor.watched:
+        _core.update_limits(actor)
+    elif begin:
+        actor.next_read_s = _core.now_s()
 
 
 def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHandle:
@@ -166,8 +188,9 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHand
     if actor.state_name == "unknown" and _ray_compat.is_original(handle):
         # Created a moment ago by this process: it cannot have been up before.
         actor.apply("table", "pending", 0, actor.version)
+    made = _make_handle(handle, actor, policy)
     watcher.ensure().nudge()
-    return _make_handle(handle, actor, policy)
+    return made
 
 
 def wrap(handle: Any, **options: Any) -> ActorHandle:
@@ -322,7 +345,10 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
 
     Returns a new dict: `actor_id` (hex), `state` (ActorState), `evidence`, `incarnation` (or None), `submitted` (calls
     given to Ray), `waited` (those of them that were held back first), `refused` (by reason), `entered` (how often each
-    state was entered), `stale_reports` (evidence that was older than what was known).
+    state was entered), `stale_reports` (evidence that was older than what was known), `failed_early` (waits for calls
+    in flight that were ended here), `late_replies` (outcomes that arrived after that), `watched` (True while its
+    process or connection is watched), and `sentinel`: counters of this whole process, see csrc/sentinel.h
+    (SentinelCounters), among them `false_alarms` (declared unreachable, then answered in the same incarnation).
 
     Raises TypeError for anything but a wrapped handle.
     """
@@ -334,7 +360,35 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
         "evidence": None if evidence == "none" else evidence,
         "incarnation": incarnation,
         **actor.counters(),
+        "failed_early": actor.failed_early,
+        "late_replies": actor.late_replies,
+        "watched": actor.watched,
+        "sentinel": _core.sentinel_counters(),
     }
+
+
+def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], None]:
+    """Has `fn(actor_id, old, new, evidence)` called whenever the state of the handle's actor changes.
+
+    Args:
+        handle: a wrapped handle; the registration lasts as long as some wrapped handle of the actor in this process.
+        fn: called on a background thread of this library, one call after the other, so it must not block. `actor_id`
+            is hex; `old` and `new` are ActorStates; `evidence` as in the errors. It is told the present state first,
+            with ActorState.UNKNOWN as `old`, unless nothing is known yet. An exception in it is logged.
+
+    Returns:
+        A function without arguments that ends the registration.
+
+    Raises:
+        TypeError: `handle` is not a wrapped handle, or `fn` cannot be called.
+    """
+    actor = _check_handle(handle)._actorsub_actor
+    if not callable(fn):
+        raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {fn!r}")
+    registration = watcher.Registration(actor, fn)
+    actor.listeners.append(registration)
+    watcher.ensure().nudge()
+    return registration.cancel
 
 
 _core.bind_types(tuple(ActorState), ActorUnavailableError, submit.submit_slowly)

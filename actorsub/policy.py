@@ -9,9 +9,14 @@ from typing import Any, Literal
 
 OnUnavailable = Literal["ref", "raise", "wait"]
 OnPending = Literal["submit", "fail", "wait"]
+Detect = Literal["auto", "ray"]
 
 # A limit, so that a mistaken unit (nanoseconds, say) shows at once instead of as a wait of years.
 MAX_TIMEOUT_S = 366 * 86400.0
+
+
+#: Below this a busy machine looks like a silent peer.
+MIN_SILENCE_S = 0.2
 
 
 def _choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
@@ -22,11 +27,13 @@ def _choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
         raise ValueError(f"{name} must be one of {listed}, got {value!r}")
 
 
-def _seconds(name: str, value: Any) -> None:
+def _seconds(name: str, value: Any, at_least_s: float | None = None) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} must be a number of seconds or None, got {value!r} of type {type(value).__name__}")
+    if at_least_s is not None and not at_least_s <= value <= MAX_TIMEOUT_S:
+        raise ValueError(f"{name} must be from {at_least_s} to {MAX_TIMEOUT_S:.0f} seconds, got {value!r}")
     if math.isnan(value) or not 0 < value <= MAX_TIMEOUT_S:
         raise ValueError(f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}")
 
@@ -50,11 +57,28 @@ class Policy:
     #: What `.remote()` does with an actor that was never up yet: "submit" lets Ray queue the call, as Ray does; "fail"
     #: treats the actor as unavailable (so `on_unavailable` decides the shape); "wait" waits as above.
     on_pending: OnPending = "submit"
+    #: "auto" watches the actor's process and its RPC port; "ray" opens no sockets and trusts Ray's own state alone.
+    detect: Detect = "auto"
+    #: How long, in seconds, a silent peer is believed before new calls are refused. Cheap and reversible, so short.
+    silence_timeout_s: float = 3.0
+    #: How long, in seconds, a peer may be silent before calls that run there are given up; None: for ever. Not
+    #: reversible for the caller, so longer. Where several handles of one actor differ, the shortest counts.
+    silence_in_flight_s: float | None = 10.0
 
     def __post_init__(self) -> None:
         _choice("on_unavailable", self.on_unavailable, ("ref", "raise", "wait"))
         _choice("on_pending", self.on_pending, ("submit", "fail", "wait"))
+        _choice("detect", self.detect, ("auto", "ray"))
         _seconds("timeout_s", self.timeout_s)
+        if self.silence_timeout_s is None:
+            raise TypeError("silence_timeout_s must be a number of seconds, got None; detect='ray' turns it off")
+        _seconds("silence_timeout_s", self.silence_timeout_s, MIN_SILENCE_S)
+        _seconds("silence_in_flight_s", self.silence_in_flight_s)
+        if self.silence_in_flight_s is not None and self.silence_in_flight_s < self.silence_timeout_s:
+            raise ValueError(
+                f"silence_in_flight_s must be at least silence_timeout_s ({self.silence_timeout_s!r}) or None, "
+                f"got {self.silence_in_flight_s!r}"
+            )
 
     def replace(self, **options: Any) -> Policy:
         """A copy with these options changed. Raises TypeError for a name that is not an option."""

@@ -7,7 +7,7 @@ import threading
 import time
 from typing import Any
 
-from actorsub import _core, _ray_compat, errors, watcher
+from actorsub import _core, _ray_compat, errors, supply, watcher
 
 _EVENT_LOOP = (
     "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use "
@@ -160,13 +160,14 @@ def refused(method: Any, error: errors.ActorUnavailableError, args: tuple[Any, .
     """The refusal in the shape that the call would have had."""
     # Wrong arguments are the caller's mistake whatever the actor does, and Ray reports them at submit.
     _ray_compat.check_arguments(method._actorsub_inner, args, kwargs)
+    actor = method._actorsub_actor
     num_returns = (method._actorsub_options or {}).get("num_returns")
     if num_returns is None:
         num_returns = _ray_compat.default_num_returns(method._actorsub_inner)
     if num_returns == "streaming":
-        return _ray_compat.FailedGenerator(_ray_compat.failed_ref(error))
+        return _ray_compat.FailedGenerator(supply.take(actor, error))
     if num_returns == "dynamic" or num_returns == 1:
-        return _ray_compat.failed_ref(error)
+        return supply.take(actor, error)
     if num_returns == 0:
         return None
-    return [_ray_compat.failed_ref(error) for _ in range(num_returns)]
+    return [supply.take(actor, error) for _ in range(num_returns)]

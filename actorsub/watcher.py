@@ -1,11 +1,14 @@
-"""The two background threads: one looks at Ray's local states and wakes who waits, one reads the actor table.
+"""The two Python threads behind the handles: one acts on evidence, one reads the actor table.
 
-The watcher sleeps while no handle exists, looks every `IDLE_TICK_S` while all actors are up, and every `BUSY_TICK_S`
-while one is not. It holds no strong reference to a handle: an `Actor` record lives as long as its handles, and the
-watcher finds it through weak references. The table is read on a thread of its own because such a read blocks for as
-long as the control store is down, and local evidence must go on working meanwhile.
+The watcher blocks in the core, without the GIL, until the sentinel has evidence or somebody nudges. While every actor
+is up and watched by the sentinel it sleeps; it looks every `BUSY_TICK_S` while an actor is on its way back, and every
+`IDLE_TICK_S` at those that the sentinel does not watch. It holds no strong reference to a handle: an `Actor` record
+lives as long as its handles, and the watcher finds it through weak references.
 
-Both are daemons that `shutdown()` stops and joins; it runs before Ray's own exit hook, since that one was registered
+The table is read on a thread of its own because a read blocks for as long as the control store is down, and local
+evidence must go on working meanwhile. A row that says ALIVE is what arms the sentinel.
+
+Both are daemons that `shutdown()` stops and joins; at exit that runs before Ray's own hook, since Ray's was registered
 earlier.
 """
 
@@ -13,45 +16,79 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import queue
 import threading
-import time
+import weakref
+from collections.abc import Callable
+from typing import Any
 
 from actorsub import _core, _ray_compat
+from actorsub.errors import ActorState
 
 logger = logging.getLogger("actorsub")
 
-#: Between two looks at Ray's local states (0.2 us each) while every actor is up.
+#: Between two looks at Ray's local states (0.2 us each) of actors that are up but not watched by the sentinel.
 IDLE_TICK_S = 0.010
-#: The same while some actor is not up: how late a recovery may be seen.
+#: The same while an actor is on its way back: how late a recovery may be seen.
 BUSY_TICK_S = 0.002
-#: The idle tick is stretched so that looking costs at most this share of one core, however many actors there are.
-MAX_IDLE_SHARE = 0.005
+#: Ticks are stretched so that looking costs at most this share of one core, however many actors there are.
+MAX_TICK_SHARE = 0.01
+#: After an incarnation was lost: time for replies that were on their way before its calls are failed.
+GRACE_S = 0.001
+#: The same where the actor will not come back: Ray's own error, with its cause, is on its way.
+DEATH_GRACE_S = 0.100
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
-#: An actor that is up but that this process never called: Ray tells nothing about it unasked.
+#: An actor that is up, that this process never called and that the sentinel does not watch: Ray tells nothing unasked.
 UNUSED_READ_INTERVAL_S = 1.0
 #: How long a caller waits for the first read of the table before the call goes to Ray unjudged.
 FIRST_READ_LIMIT_S = 1.0
 
-_UP = "alive"
-_DOWN_FOR_GOOD = "dead"
+Listener = Callable[[str, Any, Any, "str | None"], object]
 
 
-class _TableReader:
-    """Reads the actor table on a thread of its own."""
+def _nothing(actor: _core.Actor) -> Any:
+    return None
 
-    def __init__(self) -> None:
-        self._requests: queue.SimpleQueue[_core.Actor | None] = queue.SimpleQueue()
+
+# refs.has_lost and refs.fail_lost, which come with `bind_outcomes` because refs.py needs this module.
+_has_lost: Callable[[_core.Actor], Any] = _nothing
+_fail_lost: Callable[[_core.Actor], Any] = _nothing
+
+
+_drop_supply: Callable[[_core.Actor], Any] = _nothing
+
+
+def bind_supply(drop: Callable[[_core.Actor], Any]) -> None:
+    """supply.drop_if_over, for the same reason."""
+    global _drop_supply
+    _drop_supply = drop
+
+
+def bind_outcomes(has_lost: Callable[[_core.Actor], bool], fail_lost: Callable[[_core.Actor], None]) -> None:
+    global _has_lost, _fail_lost
+    _has_lost, _fail_lost = has_lost, fail_lost
+
+
+class _Background:
+    """Does on a thread of its own what asks Ray for something: reads of the actor table, and failed refs made ahead."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+        self._requests: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="actorsub-table", daemon=True)
         self._thread.start()
 
     def request(self, actor: _core.Actor) -> None:
         if not actor.reading:
             actor.reading = True
-            self._requests.put(actor)
+            self._requests.put((_read, (actor,)))
+
+    def run(self, function: Callable[..., None], arguments: Any) -> None:
+        self._requests.put((function, arguments))
 
     def stop(self, timeout_s: float) -> None:
         self._requests.put(None)
@@ -59,22 +96,30 @@ class _TableReader:
 
     def _run(self) -> None:
         while True:
-            actor = self._requests.get()
-            if actor is None:
+            request = self._requests.get()
+            if request is None:
                 return
+            function, arguments = request
             try:
-                read_table(actor)
+                function(*arguments)
             except Exception:
-                # Whatever Ray raises while its control store is away; the watcher asks again.
-                logger.debug("reading the actor table failed", exc_info=True)
-            finally:
-                actor.reading = False
-                wake(actor)
-                del actor
+                # Whatever Ray raises while its control store or raylet is away; who needs it asks again.
+                logger.debug("%s failed", function.__name__, exc_info=True)
+            # No reference to an actor while this thread waits.
+            del request, function, arguments
+            self._done()
+
+
+def _read(actor: _core.Actor) -> None:
+    try:
+        read_table(actor)
+    finally:
+        actor.reading = False
+        wake(actor)
 
 
 def read_table(actor: _core.Actor) -> None:
-    """Asks the control store about the actor and takes in what it says."""
+    """Asks the control store about the actor, takes in what it says, and has its incarnation watched when it is up."""
     if actor.session is None or actor.session is not _ray_compat.session_token():
         return
     version = actor.version
@@ -83,7 +128,18 @@ def read_table(actor: _core.Actor) -> None:
         return
     if row.death is not None:
         actor.death = row.death
+    actor.last_incarnation = not row.restarts_left
     actor.apply("table", row.state, row.incarnation, version)
+    if row.state == "alive" and actor.detects and not actor.watched and actor.state_name in _UP:
+        # The table's incarnation, not the belief's: the address and the process are those of the row.
+        _core.watch(
+            actor,
+            row.incarnation,
+            row.address[0],
+            row.address[1],
+            _ray_compat.local_process(row),
+            not _ray_compat.uses_tls(),
+        )
 
 
 def wake(actor: _core.Actor) -> None:
@@ -92,86 +148,200 @@ def wake(actor: _core.Actor) -> None:
         waiter.set()
 
 
+_UP = ("alive", "unreachable")
+_NEVER = math.inf
+_UNKNOWN = ActorState.UNKNOWN
+
+
 class Watcher:
     """See the module. One per process; made and ended through `ensure` and `shutdown`."""
 
     def __init__(self) -> None:
-        self._wake = threading.Event()
         self._stopping = False
-        self._reader = _TableReader()
+        # Used only where the sentinel could not be started, to block on.
+        self._event = threading.Event()
+        error = _core.start_sentinel()
+        if error:
+            logger.warning(
+                "actorsub cannot watch processes and connections (%s); it relies on Ray's own state", os.strerror(error)
+            )
+        self._background = _Background(self.nudge)
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
         self._thread.start()
 
     def nudge(self) -> None:
         """Looks at everything now."""
-        self._wake.set()
+        self._event.set()
+        _core.wake_watcher()
 
     def request_read(self, actor: _core.Actor) -> None:
-        self._reader.request(actor)
+        self._background.request(actor)
+
+    def in_background(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._background.run(function, arguments)
 
     def stop(self) -> None:
         self._stopping = True
-        self._wake.set()
+        self.nudge()
         self._thread.join(5.0)
         # A read may be stuck in an RPC to a dead control store; it is a daemon, and nobody waits for its answer.
-        self._reader.stop(1.0)
+        self._background.stop(1.0)
+        _core.stop_sentinel()
 
     def _run(self) -> None:
-        pause_s: float | None = None
+        pause_s: float | None = 0.0
         while not self._stopping:
-            self._wake.wait(pause_s)
-            self._wake.clear()
+            if pause_s is None or pause_s > 0:
+                self._block(pause_s)
             if not self._stopping:
+                for actor, kind, _, _ in _core.drain_events():
+                    if actor is not None:
+                        self._take_in(actor, kind)
                 pause_s = self._look()
 
+    def _block(self, pause_s: float | None) -> None:
+        if _core.sentinel_runs():
+            _core.wait_for_events(pause_s)
+        else:
+            self._event.wait(pause_s)
+            self._event.clear()
+
+    def _take_in(self, actor: _core.Actor, kind: str) -> None:
+        """What the sentinel's slot change does not do by itself."""
+        actor.next_read_s = _core.now_s()
+        actor.read_interval_s = MIN_READ_INTERVAL_S
+        if kind == "in_flight_silence":
+            actor.declare_loss()
+        elif kind == "exited":
+            actor.watched = False
+        wake(actor)
+
     def _look(self) -> float | None:
-        """One look at every actor. Returns the pause until the next; None: until somebody nudges."""
-        begin_s = time.monotonic()
+        """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
+        begin_s = _core.now_s()
         session = _ray_compat.session_token()
-        watched = 0
-        busy = False
+        next_s = _NEVER
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
+                if actor.watched:
+                    _core.unwatch(actor)
                 wake(actor)
                 continue
-            watched += 1
-            busy = self._look_at(actor, begin_s) or busy
-        if not watched:
+            try:
+                next_s = min(next_s, self._look_at(actor, begin_s))
+            except Exception:
+                # One actor's trouble must not blind this process to all others.
+                logger.exception("looking at an actor failed")
+                next_s = min(next_s, begin_s + MAX_READ_INTERVAL_S)
+        if next_s == _NEVER:
             return None
-        if busy:
-            return BUSY_TICK_S
-        return max(IDLE_TICK_S, (time.monotonic() - begin_s) / MAX_IDLE_SHARE)
+        end_s = _core.now_s()
+        return max(next_s - end_s, (end_s - begin_s) / MAX_TICK_SHARE if next_s - begin_s < IDLE_TICK_S else 0.0, 0.0)
 
-    def _look_at(self, actor: _core.Actor, now_s: float) -> bool:
-        """Returns True while the actor should be looked at often."""
+    def _look_at(self, actor: _core.Actor, now_s: float) -> float:
+        """Returns the time of the next look at this actor."""
         if actor.observe_ray():
             # Ray's word comes without an incarnation and without a cause; the table has both.
             actor.next_read_s = now_s
             actor.read_interval_s = MIN_READ_INTERVAL_S
+        if actor.changes:
             wake(actor)
-        state = actor.state_name
-        if state == _UP:
-            if actor.next_read_s and now_s >= actor.next_read_s:
-                self._reader.request(actor)
-                # A used actor is read once after each change; Ray's local state does the rest.
-                actor.next_read_s = 0.0 if actor.is_subscribed else now_s + UNUSED_READ_INTERVAL_S
-            return bool(actor.waiters)
-        if state == _DOWN_FOR_GOOD:
-            if actor.death is None and now_s >= actor.next_read_s:
-                self._schedule(actor, now_s)
-            return bool(actor.waiters)
-        if now_s >= actor.next_read_s:
-            self._schedule(actor, now_s)
-        return True
+            _drop_supply(actor)
+        if actor.changes or any(not one.greeted for one in actor.listeners):
+            tell(actor)
+        return min(self._fail_lost(actor, now_s), self._next_look(actor, now_s))
 
-    def _schedule(self, actor: _core.Actor, now_s: float) -> None:
-        self._reader.request(actor)
-        interval_s = actor.read_interval_s or MIN_READ_INTERVAL_S
-        if actor.waiters:
-            interval_s = min(interval_s, 5 * MIN_READ_INTERVAL_S)
-        actor.next_read_s = now_s + interval_s
-        actor.read_interval_s = min(interval_s * 1.5, MAX_READ_INTERVAL_S)
+    def _next_look(self, actor: _core.Actor, now_s: float) -> float:
+        state = actor.state_name
+        if state in _UP:
+            return self._next_look_at_up(actor, now_s)
+        if state == "dead":
+            return self._read_again(actor, now_s) if actor.death is None else _NEVER
+        read_s = self._read_again(actor, now_s)
+        if actor.is_subscribed or actor.waiters:
+            return min(read_s, now_s + (IDLE_TICK_S if state == "pending" and not actor.waiters else BUSY_TICK_S))
+        return read_s
+
+    def _next_look_at_up(self, actor: _core.Actor, now_s: float) -> float:
+        if actor.next_read_s and now_s >= actor.next_read_s:
+            # Once after each change; then the sentinel does the rest, or Ray's local state, or nothing does.
+            self._background.request(actor)
+            unheard = not actor.watched and not actor.is_subscribed
+            actor.next_read_s = now_s + UNUSED_READ_INTERVAL_S if unheard else 0.0
+        if actor.watched:
+            return _NEVER
+        if actor.is_subscribed:
+            return now_s + IDLE_TICK_S
+        return actor.next_read_s or _NEVER
+
+    def _read_again(self, actor: _core.Actor, now_s: float) -> float:
+        """Reads the table when it is time. Returns when the next read is due."""
+        if now_s >= actor.next_read_s:
+            self._background.request(actor)
+            interval_s = actor.read_interval_s or MIN_READ_INTERVAL_S
+            if actor.waiters:
+                interval_s = min(interval_s, 5 * MIN_READ_INTERVAL_S)
+            actor.next_read_s = now_s + interval_s
+            actor.read_interval_s = min(interval_s * 1.5, MAX_READ_INTERVAL_S)
+        return actor.next_read_s
+
+    def _fail_lost(self, actor: _core.Actor, now_s: float) -> float:
+        """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
+        if not actor.outcomes:
+            actor.handled_losses = actor.losses()
+            actor.fail_at_s = 0.0
+            return _NEVER
+        if actor.losses() != actor.handled_losses:
+            actor.handled_losses = actor.losses()
+            final = actor.last_incarnation or actor.state_name == "dead"
+            actor.fail_at_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
+        elif not actor.fail_at_s and _has_lost(actor):
+            # Somebody began to wait for a call that was lost before.
+            actor.fail_at_s = now_s + GRACE_S
+        if actor.fail_at_s and now_s >= actor.fail_at_s:
+            actor.fail_at_s = 0.0
+            _fail_lost(actor)
+        return actor.fail_at_s or _NEVER
+
+
+class Registration:
+    """One function of on_state_change."""
+
+    def __init__(self, actor: _core.Actor, fn: Listener) -> None:
+        # Weak: the actor has the registration, and nothing in the background keeps an actor's record alive.
+        self._actor = weakref.ref(actor)
+        self._fn = fn
+        self.greeted = False
+
+    def cancel(self) -> None:
+        actor = self._actor()
+        if actor is not None and self in actor.listeners:
+            actor.listeners.remove(self)
+
+    def tell(self, actor: _core.Actor, old: Any, new: Any, evidence: str | None) -> None:
+        try:
+            self._fn(actor.key.hex(), old, new, evidence)
+        except Exception:
+            logger.exception("a function given to on_state_change raised; it stays registered")
+
+
+def tell(actor: _core.Actor) -> None:
+    """Tells the listeners of an actor its changes, in order. On the watcher's thread."""
+    changes, actor.changes = actor.changes, []
+    # Several threads note changes; the version says in which order they happened. It has 16 bits and wraps around.
+    first = changes[0][0] if changes else 0
+    changes.sort(key=lambda change: (change[0] - first + 0x8000) & 0xFFFF)
+    for registration in list(actor.listeners):
+        if not registration.greeted:
+            registration.greeted = True
+            # What happened before it was there is summed up in the first change that it is told.
+            state, evidence, _ = actor.belief()
+            if state != "unknown":
+                registration.tell(actor, _UNKNOWN, actor.state, evidence)
+            continue
+        for _, old, new, evidence in changes:
+            registration.tell(actor, old, new, evidence)
 
 
 _watcher: Watcher | None = None
@@ -190,21 +360,28 @@ def ensure() -> Watcher:
     return watcher
 
 
-def thread_names() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("actorsub-")]
-
-
 def shutdown() -> None:
     """Stops the background threads. Idempotent; the next use of a handle starts them again.
 
-    Handles stay valid. Callers that wait for an actor are not interrupted: their own look at the actor starts the
-    threads again.
+    Handles stay valid. Callers that wait for an actor go on waiting: they are woken, and start the threads again.
     """
+    if _stop():
+        for actor in _core.live_actors():
+            wake(actor)
+
+
+def _stop() -> bool:
     global _watcher
     with _lock:
         watcher, _watcher = _watcher, None
-    if watcher is not None:
-        watcher.stop()
+    if watcher is None:
+        return False
+    watcher.stop()
+    for actor in _core.live_actors():
+        actor.watched = False
+        # So that the next start reads the table and watches anew.
+        actor.next_read_s = _core.now_s()
+    return True
 
 
 def _after_fork_in_child() -> None:
@@ -215,4 +392,5 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(shutdown)
+# Not `shutdown`: a caller that is woken now would only start the threads again, in an interpreter that ends.
+atexit.register(_stop)

@@ -20,19 +20,28 @@ const char* RefusalName(Refusal refusal) {
   return "invalid";
 }
 
+namespace {
+
+bool IsUp(ActorState state) { return state == ActorState::kAlive || state == ActorState::kUnreachable; }
+bool IsDown(ActorState state) { return state == ActorState::kRestarting || state == ActorState::kDead; }
+
+}  // namespace
+
 Change Slot::Apply(const Observation& observation) {
   Change change;
-  std::uint64_t seen = word_.load(std::memory_order_acquire);
-  for (;;) {
+  std::uint64_t seen = word();
+  change.before = DecodeBelief(seen);
+  change.after = Decide(change.before, observation);
+  // The usual case, a repeated report, must not take the cache line from the readers.
+  if (EncodeBelief(change.after) != seen) {
+    const MutexLock lock(change_mutex_);
+    seen = word();
     change.before = DecodeBelief(seen);
     change.after = Decide(change.before, observation);
-    const std::uint64_t next = EncodeBelief(change.after);
-    if (next == seen) {
-      break;  // No store for no news: a repeated report must not take the cache line from the readers.
-    }
-    // Release: invariant 3. Acquire on both ends, because the caller acts on what the word before rested on.
-    if (word_.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire)) {
-      break;
+    // Release: invariant 3.
+    word_.store(EncodeBelief(change.after), std::memory_order_release);
+    if (IsUp(change.before.state) && IsDown(change.after.state)) {
+      losses_.fetch_add(1, std::memory_order_release);
     }
   }
   change.changed = change.before.version != change.after.version;
@@ -43,6 +52,11 @@ Change Slot::Apply(const Observation& observation) {
     stale_.fetch_add(1, std::memory_order_relaxed);
   }
   return change;
+}
+
+void Slot::DeclareLoss() {
+  const MutexLock lock(change_mutex_);
+  losses_.fetch_add(1, std::memory_order_release);
 }
 
 }  // namespace actorsub

@@ -7,7 +7,10 @@
 //  1. `word()` is one load; it never waits for anybody.
 //  2. The word only ever changes through `Apply`, hence only as `Decide` allows.
 //  3. A thread that reads a word also sees everything that its writer wrote before (release/acquire).
-//  4. Counters only grow. They are statistics: relaxed, and they order nothing.
+//  4. `losses()` is how often an incarnation that was up went down for good or ended. A call that was submitted after
+//     reading L is lost once `losses() > L`: the word changes first and `losses` second, so whoever still reads the old
+//     word reads at most the old count.
+//  5. Counters only grow. They are statistics: relaxed, and they order nothing.
 #pragma once
 
 #include <array>
@@ -16,6 +19,7 @@
 #include <cstdint>
 
 #include "actor_state.h"
+#include "mutex.h"
 
 namespace actorsub {
 
@@ -54,8 +58,13 @@ class Slot {
   ActorState state() const { return StateOf(word()); }
   Belief belief() const { return DecodeBelief(word()); }
 
-  // Applies one observation; lock-free. Exactly one caller gets `changed` for one change.
+  // Applies one observation. No news costs one load and no lock; a change takes a lock for a few stores. Exactly one caller gets `changed` for one change.
   Change Apply(const Observation& observation);
+
+  // See invariant 4. Acquire: whoever sees the loss also sees the word that says why.
+  std::uint32_t losses() const { return losses_.load(std::memory_order_acquire); }
+  // Declares everything in flight lost although the incarnation may live: it was silent for too long.
+  void DeclareLoss();
 
   void CountSubmitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }
   void CountRefused(Refusal refusal) {
@@ -81,7 +90,10 @@ class Slot {
 
   // Read by everyone on every call; written on a change of state only.
   std::atomic<std::uint64_t> word_{0};
+  std::atomic<std::uint32_t> losses_{0};
   const ActorId id_;
+  // Writers of `word_` and `losses_` only, so that the two change in the order of invariant 4.
+  Mutex change_mutex_;
   // Guarded by Registry's mutex.
   std::uint64_t references_ = 0;
 

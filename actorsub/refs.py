@@ -1,0 +1,408 @@
+"""Object refs whose outcome fails when their actor does, and `get` and `wait` that know it.
+
+A call that was sent ends in one of two ways, whichever comes first: Ray delivers its outcome, or the watcher finds
+that the incarnation which had the call is gone. An `Outcome` stands for one party that waits for one ref; taking it
+out of `actor.outcomes` decides who ends it, and only one can.
+
+Calls that Ray itself would resend (`max_task_retries`) are never failed early: their refs are Ray's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from actorsub import _core, _ray_compat, errors, watcher
+
+#: In a task, which gives its CPU back only inside Ray's own blocking calls: how long one of them may last before the
+#: next look at whether the actor is lost.
+TASK_SLICE_S = 0.020
+
+
+class Outcome:
+    """One party that waits for the outcome of one call."""
+
+    __slots__ = ("ref",)
+
+    def __init__(self, ref: ray.ObjectRef) -> None:
+        # Keeps the ref alive while somebody waits, as Ray's futures do.
+        self.ref = ref
+
+    def start(self) -> None:
+        actor = getattr(self.ref, "_actorsub_actor", None)
+        if actor is None:
+            _ray_compat.on_completed(self.ref, self.deliver)
+            return
+        actor.outcomes[self] = None
+        _ray_compat.on_completed(self.ref, self._arrived)
+        if actor.losses() > self.ref._actorsub_mark:
+            # Lost before anybody waited; the watcher first looks whether the value came in time.
+            watcher.ensure().nudge()
+
+    def stop(self) -> None:
+        """Nobody waits any more; what arrives later is nobody's."""
+        actor = getattr(self.ref, "_actorsub_actor", None)
+        if actor is not None:
+            actor.outcomes.pop(self, None)
+
+    def _arrived(self, value: Any) -> None:
+        # On a thread of Ray's.
+        actor = self.ref._actorsub_actor
+        if actor.outcomes.pop(self, self) is self:
+            # `pop` gave the default: failed early, or given up.
+            actor.late_replies += 1
+            return
+        self.deliver(errors.certified(value, actor))
+
+    def deliver(self, value: Any) -> None:
+        """Ends the wait with a value, or with an error where `value` is a RayError. On any thread."""
+        raise NotImplementedError
+
+
+class _LoopOutcome(Outcome):
+    """`await`: ends an asyncio future on its loop's thread."""
+
+    __slots__ = ("_future", "_loop")
+
+    def __init__(self, ref: ray.ObjectRef, loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> None:
+        super().__init__(ref)
+        self._loop = loop
+        self._future = future
+
+    def deliver(self, value: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(_end_future, self._future, value)
+        except RuntimeError:
+            # The loop was closed meanwhile, and with it everybody who could have asked.
+            if not self._loop.is_closed():
+                raise
+
+
+class _FutureOutcome(Outcome):
+    """`.future()`: ends a concurrent.futures.Future."""
+
+    __slots__ = ("_future",)
+
+    def __init__(self, ref: ray.ObjectRef, future: concurrent.futures.Future[Any]) -> None:
+        super().__init__(ref)
+        self._future = future
+
+    def deliver(self, value: Any) -> None:
+        if self._future.set_running_or_notify_cancel():
+            _end_future(self._future, value)
+
+
+class _CountedOutcome(Outcome):
+    """One of several that a blocked thread waits for."""
+
+    __slots__ = ("_gathering", "_index")
+
+    def __init__(self, ref: ray.ObjectRef, gathering: _Gathering, index: int) -> None:
+        super().__init__(ref)
+        self._gathering = gathering
+        self._index = index
+
+    def deliver(self, value: Any) -> None:
+        self._gathering.arrived(self._index, value)
+
+
+def _end_future(future: Any, value: Any) -> None:
+    if future.done():
+        return
+    if isinstance(value, ray.exceptions.RayTaskError):
+        future.set_exception(value.as_instanceof_cause())
+    elif isinstance(value, ray.exceptions.RayError):
+        future.set_exception(value)
+    else:
+        future.set_result(value)
+
+
+class ObjectRef(ray.ObjectRef):
+    """Ray's ObjectRef of a call through a wrapped handle. Everything a plain one does, equal to it, same hash.
+
+    `await`, `.future()`, `actorsub.get` and `actorsub.wait` end within milliseconds when the actor is lost. In another
+    process it arrives as a plain one.
+    """
+
+    __slots__ = ("_actorsub_actor", "_actorsub_mark")
+
+    def __await__(self) -> Any:
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        _LoopOutcome(self, loop, future).start()
+        return future.__await__()
+
+    def future(self) -> concurrent.futures.Future[Any]:
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        # As with Ray's: who keeps the future keeps the object.
+        future.object_ref = self  # type: ignore[attr-defined]
+        _FutureOutcome(self, future).start()
+        return future
+
+    def as_future(self, _internal: bool = False) -> asyncio.Future[Any]:
+        return asyncio.wrap_future(self.future())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ray.ObjectRef) and self.binary() == other.binary()
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = ray.ObjectRef.__hash__
+
+    def __reduce__(self) -> Any:
+        return _ray_compat.plain_ref(self).__reduce__()
+
+
+class ObjectRefGenerator(ray.ObjectRefGenerator):
+    """Ray's generator of a streaming call: when the actor is lost, one failed ref and the end, in time.
+
+    Items that arrived before are delivered first. Made from Ray's own by `early_result`.
+    """
+
+    _actorsub_actor: _core.Actor
+    _actorsub_mark: int
+    _actorsub_over: bool
+
+    def _early(self, ref: ray.ObjectRef) -> ObjectRef:
+        return make_early(ref, self._actorsub_actor, self._actorsub_mark)
+
+    def completed(self) -> ray.ObjectRef:
+        return self._early(super().completed())
+
+    def _lost_ref(self, value: Any) -> ray.ObjectRef | None:
+        if not isinstance(value, (errors.ActorUnavailableError, errors.ActorDiedError)):
+            return None
+        # Ray ends the stream later by itself; whoever reads it must not wait for that.
+        self._actorsub_over = True
+        return _ray_compat.failed_ref(value)
+
+    def is_finished(self) -> bool:
+        return self._actorsub_over or super().is_finished()
+
+    def next_ready(self) -> bool:
+        return not self._actorsub_over and super().next_ready()
+
+    def __next__(self) -> ray.ObjectRef:
+        return self._next_sync()
+
+    async def __anext__(self) -> ray.ObjectRef:
+        return await self._next_async()
+
+    def _next_sync(self, timeout_s: float | None = None) -> ray.ObjectRef:
+        if self._actorsub_over:
+            raise StopIteration
+        ref, ready = _ray_compat.peek_stream(self)
+        if not ready:
+            gathering = _Gathering([self._early(ref)])
+            limit_s = None if timeout_s is None or timeout_s < 0 else timeout_s
+            if not gathering.block(1, limit_s, stop_at_error=True):
+                return ray.ObjectRef.nil()
+            failed = self._lost_ref(gathering.values.get(0))
+            if failed is not None:
+                return failed
+        return super()._next_sync(timeout_s)
+
+    async def _next_async(self, timeout_s: float | None = None) -> ray.ObjectRef:
+        if self._actorsub_over:
+            raise StopAsyncIteration
+        ref, ready = _ray_compat.peek_stream(self)
+        if not ready:
+            limit_s = None if timeout_s is None or timeout_s < 0 else timeout_s
+            try:
+                await asyncio.wait_for(self._early(ref), limit_s)
+            except asyncio.TimeoutError:
+                return ray.ObjectRef.nil()
+            except Exception as error:
+                # Anything else is in the item itself, which is handed out below.
+                failed = self._lost_ref(error)
+                if failed is not None:
+                    return failed
+        return await super()._next_async(timeout_s)
+
+
+def make_early(plain: ray.ObjectRef, actor: _core.Actor, mark: int) -> ObjectRef:
+    ref = ObjectRef(plain.binary(), plain.owner_address(), plain.call_site())
+    ref._actorsub_actor = actor
+    ref._actorsub_mark = mark
+    return ref
+
+
+def early_result(actor: _core.Actor, mark: int, result: Any) -> Any:
+    """The result of `.remote()` in any shape but a single ref, with refs that fail early."""
+    if isinstance(result, list):
+        return [make_early(ref, actor, mark) for ref in result]
+    if type(result) is ray.ObjectRefGenerator:
+        result.__class__ = ObjectRefGenerator
+        result._actorsub_actor = actor
+        result._actorsub_mark = mark
+        result._actorsub_over = False
+    return result
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Blocking.
+
+
+class _Gathering:
+    """A thread that waits for several outcomes."""
+
+    def __init__(self, refs: Sequence[ray.ObjectRef]) -> None:
+        self.refs = refs
+        self.values: dict[int, Any] = {}
+        self._event = threading.Event()
+        self._wanted = 0
+        self._stop_at_error = False
+
+    def arrived(self, index: int, value: Any) -> None:
+        self.values[index] = value
+        if len(self.values) >= self._wanted or (self._stop_at_error and isinstance(value, ray.exceptions.RayError)):
+            self._event.set()
+
+    def block(self, wanted: int, timeout_s: float | None, *, stop_at_error: bool) -> bool:
+        """Waits for `wanted` outcomes, or (with stop_at_error) for one that is an error. False: time is over."""
+        self._wanted = wanted
+        self._stop_at_error = stop_at_error
+        outcomes = [_CountedOutcome(ref, self, index) for index, ref in enumerate(self.refs)]
+        try:
+            for outcome in outcomes:
+                outcome.start()
+            if not _ray_compat.is_task_thread():
+                return self._event.wait(timeout_s)
+            return self._block_in_task(timeout_s)
+        finally:
+            for outcome in outcomes:
+                outcome.stop()
+
+    def _block_in_task(self, timeout_s: float | None) -> bool:
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self._event.is_set():
+            left_s = TASK_SLICE_S if end_s is None else min(TASK_SLICE_S, end_s - time.monotonic())
+            if left_s <= 0:
+                return False
+            pending = list(dict.fromkeys(ref for i, ref in enumerate(self.refs) if i not in self.values))
+            # Ray takes the CPU back from a task that blocks in here, and only in here.
+            _, waiting = ray.wait(pending, num_returns=len(pending), timeout=left_s)
+            if not waiting:
+                return self._event.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+        return True
+
+    def first_error(self) -> Any:
+        for index in sorted(self.values):
+            if isinstance(self.values[index], ray.exceptions.RayError):
+                return self.values[index]
+        return None
+
+
+def _raise(error: Any) -> None:
+    raise error.as_instanceof_cause() if isinstance(error, ray.exceptions.RayTaskError) else error
+
+
+def get(object_refs: Any, *, timeout: float | None = None) -> Any:
+    """`ray.get` that ends early when an actor is lost.
+
+    Args:
+        object_refs: an ObjectRef or a list of them, of wrapped handles and others in any mixture; whatever else
+            `ray.get` takes is handed to it.
+        timeout: seconds, or None.
+
+    Returns:
+        The value, or the list of values.
+
+    Raises:
+        The first failure, as `ray.get` does. For a call whose actor was lost meanwhile that is ActorUnavailableError
+        or ActorDiedError with `sent=True`. GetTimeoutError when the time is over.
+    """
+    single = isinstance(object_refs, ray.ObjectRef)
+    refs = [object_refs] if single else object_refs
+    if not isinstance(refs, list) or not any(isinstance(ref, ObjectRef) for ref in refs):
+        return ray.get(object_refs, timeout=timeout)
+    if not all(isinstance(ref, ray.ObjectRef) for ref in refs):
+        # Ray's own complaint.
+        return ray.get(object_refs, timeout=timeout)
+    unique = list(dict.fromkeys(refs))
+    _, waiting = ray.wait(unique, num_returns=len(unique), timeout=0)
+    if waiting:
+        gathering = _Gathering(unique)
+        in_time = gathering.block(len(unique), timeout, stop_at_error=True)
+        error = gathering.first_error()
+        if error is not None:
+            _raise(error)
+        if not in_time:
+            raise ray.exceptions.GetTimeoutError("Get timed out: some object(s) not ready.")
+        values = dict(zip(unique, (gathering.values[index] for index in range(len(unique))), strict=True))
+        return values[refs[0]] if single else [values[ref] for ref in refs]
+    return _get_ready(object_refs)
+
+
+def _get_ready(object_refs: Any) -> Any:
+    try:
+        return ray.get(object_refs)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayActorError as error:
+        refs = [object_refs] if isinstance(object_refs, ray.ObjectRef) else object_refs
+        actors = {ref._actorsub_actor for ref in refs if isinstance(ref, ObjectRef)}
+        if len(actors) == 1:
+            raise errors.certified(error, actors.pop()) from None
+        raise
+
+
+def wait(
+    ray_waitables: list[Any], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """`ray.wait`, where a call whose actor was lost counts as ready.
+
+    Args, returns and errors are those of `ray.wait`. `actorsub.get` of such a ready ref raises at once.
+    """
+    # Checks the arguments, and is the answer already where enough is ready.
+    ready, waiting = ray.wait(ray_waitables, num_returns=num_returns, timeout=0, fetch_local=fetch_local)
+    if len(ready) >= num_returns or not any(isinstance(ref, ObjectRef) for ref in ray_waitables):
+        if len(ready) >= num_returns or timeout == 0:
+            return ready, waiting
+        return ray.wait(ray_waitables, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
+    gathering = _Gathering([ref for ref in ray_waitables if isinstance(ref, ray.ObjectRef)])
+    gathering.block(num_returns, timeout, stop_at_error=False)
+    done = {gathering.refs[index] for index in gathering.values}
+    done.update(ray.wait(ray_waitables, num_returns=len(ray_waitables), timeout=0, fetch_local=fetch_local)[0])
+    ready = [ref for ref in ray_waitables if ref in done][:num_returns]
+    chosen = set(ready)
+    return ready, [ref for ref in ray_waitables if ref not in chosen]
+
+
+def has_lost(actor: _core.Actor) -> bool:
+    """True when somebody waits for a call that was lost."""
+    losses = actor.losses()
+    return any(outcome.ref._actorsub_mark < losses for outcome in list(actor.outcomes))
+
+
+def fail_lost(actor: _core.Actor) -> None:
+    """Ends every wait for a call that was lost, unless its outcome has arrived after all. On the watcher's thread."""
+    losses = actor.losses()
+    lost = [outcome for outcome in list(actor.outcomes) if outcome.ref._actorsub_mark < losses]
+    if not lost:
+        return
+    refs = list(dict.fromkeys(outcome.ref for outcome in lost))
+    # Ray has the value already, and is about to deliver it.
+    arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
+    for outcome in lost:
+        if outcome.ref not in arrived and actor.outcomes.pop(outcome, outcome) is not outcome:
+            actor.failed_early += 1
+            outcome.deliver(errors.loss(actor))
+
+
+def is_bound() -> bool:
+    """True where refs fail early; False on a Ray whose refs cannot be made anew."""
+    return _ray_compat.can_make_refs()
+
+
+watcher.bind_outcomes(has_lost, fail_lost)
+if is_bound():
+    _core.bind_refs(ray.ObjectRef, ObjectRef, early_result)
+    _ray_compat.register_reducer(ObjectRef, _ray_compat.reduce_ref)
