@@ -537,9 +537,8 @@ cdef class MethodBase:
     def _actorsub_actor(self):
         return self.actor
 
-    def _actorsub_submit(self, args, kwargs):
-        """Straight to Ray, counted."""
-        cdef unsigned int mark = self.actor.slot.losses()
+    def _actorsub_submit(self, unsigned int mark, args, kwargs):
+        """Straight to Ray, counted. `mark`: losses() from before the look that let the call through."""
         result = self.call(*args, **kwargs)
         self.actor.slot.CountSubmitted()
         return make_early(self.actor, mark, result) if self.early else result
@@ -617,12 +616,13 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     cdef PyObject* result
     if actor is None or actor.generation != fork_generation:
         return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
+    mark = actor.slot.losses()
     word = actor.slot.word()
     state = StateOf(word)
-    if state == ActorState.kAlive:
+    # The second look at the losses makes mark and word belong together (slot.h, invariant 4).
+    if state == ActorState.kAlive and actor.slot.losses() == mark:
         ray_state = (<int (*)(Actor) noexcept>ray_local_state)(actor)
         if ray_state == <int>ActorState.kAlive:
-            mark = actor.slot.losses()
             result = PyObject_Vectorcall(<PyObject*>method.call, args, nargs, kwnames)
             if result == NULL:
                 return NULL

@@ -26,22 +26,25 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise RuntimeError("this method object was not made by a handle")
     if actor.is_inherited:
         raise RuntimeError(PARENT)
-    error = admit(actor, method._actorsub_policy)
+    error, mark = admit(actor, method._actorsub_policy)
     if error is None:
-        result = method._actorsub_submit(args, kwargs)
+        result = method._actorsub_submit(mark, args, kwargs)
         actor.used = True
         return result
     return refused(method, error, args, kwargs)
 
 
-def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | None:
-    """None when the call may go to Ray now; an error when the refusal is to be a failed ref.
+def admit(actor: _core.Actor, policy: Any) -> tuple[errors.ActorUnavailableError | None, int]:
+    """(None, mark) when the call may go to Ray now; (error, mark) when the refusal is to be a failed ref.
+
+    `mark` is `losses()` from before the deciding look: the call is lost when there are more.
 
     Raises what the policy says should be raised; blocks only where the policy says "wait".
     """
     deadline_s: float | None = None
     waited = False
     while True:
+        mark = actor.losses()
         state = look(actor)
         if waited and state == "unknown":
             # Not Ray's to answer: its own call would start a new local cluster from a thread that only waited.
@@ -53,7 +56,7 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
             # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
             # actor back; so under "ref" the call is Ray's.
             if policy.on_unavailable == "ref":
-                return None
+                return None, mark
             learn_cause(actor)
             actor.count_refused("dead")
             raise errors.death(actor)
@@ -69,7 +72,7 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
             actor.count_refused(state)
             if wish == "raise":
                 raise errors.refusal(actor)
-            return errors.refusal(actor)
+            return errors.refusal(actor), mark
         if _runs_event_loop():
             actor.count_refused("event_loop")
             raise errors.refusal(actor, _EVENT_LOOP)
@@ -80,7 +83,7 @@ def admit(actor: _core.Actor, policy: Any) -> errors.ActorUnavailableError | Non
             errors.raise_deadline(actor, f"It was waited for {policy.timeout_s:g} s.")
     if waited:
         actor.count_waited()
-    return None
+    return None, mark
 
 
 def _runs_event_loop() -> bool:

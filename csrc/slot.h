@@ -7,9 +7,9 @@
 //  1. `word()` is one load; it never waits for anybody.
 //  2. The word only ever changes through `Apply`, hence only as `Decide` allows.
 //  3. A thread that reads a word also sees everything that its writer wrote before (release/acquire).
-//  4. `losses()` is how often an incarnation that was up went down for good or ended. A call that was submitted after
-//     reading L is lost once `losses() > L`: the word changes first and `losses` second, so whoever still reads the old
-//     word reads at most the old count.
+//  4. `losses()` is how often an incarnation that was up ended. Whoever reads L, then a word that is up, then L again,
+//     may submit: the call is lost once `losses() > L`. The word changes first and `losses` second, under one lock, so
+//     the word of a later incarnation is never seen together with a count from before the loss.
 //  5. Counters only grow. They are statistics: relaxed, and they order nothing.
 #pragma once
 

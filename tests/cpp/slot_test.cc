@@ -84,6 +84,29 @@ TEST_CASE("apply") {
   }
 }
 
+TEST_CASE("an incarnation that was up and ended is one loss, whoever says so and how often") {
+  Slot slot(ActorId{});
+  slot.Apply(Report(Evidence::kTable, ActorState::kPending, 0));
+  slot.Apply(Report(Evidence::kTable, ActorState::kRestarting, 1));
+  CHECK(slot.losses() == 0);  // Never up: what waits for it was not sent.
+  slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 1));
+  slot.Apply(Report(Evidence::kSilence, ActorState::kUnreachable, 1));
+  slot.Apply(Report(Evidence::kSilence, ActorState::kAlive, 1));
+  CHECK(slot.losses() == 0);  // Silence alone loses nothing.
+  slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 1));
+  CHECK(slot.losses() == 1);
+  slot.Apply(Report(Evidence::kConnection, ActorState::kRestarting, 1));
+  slot.Apply(Report(Evidence::kRay, ActorState::kRestarting));
+  slot.Apply(Report(Evidence::kTable, ActorState::kRestarting, 2));
+  CHECK(slot.losses() == 1);
+  slot.Apply(Report(Evidence::kRay, ActorState::kAlive));
+  slot.Apply(Report(Evidence::kRay, ActorState::kDead));
+  CHECK(slot.losses() == 2);
+  slot.DeclareLoss();
+  CHECK(slot.losses() == 3);
+  CHECK(slot.state() == ActorState::kDead);
+}
+
 TEST_CASE("counters do not mix") {
   Slot slot(ActorId{});
   for (int i = 0; i < kRefusalCount; ++i) {

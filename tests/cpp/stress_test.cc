@@ -94,6 +94,7 @@ void ApplyFromAll(int threads) {
     std::atomic<int> went_back{0};
     std::atomic<int> illegal{0};
     std::atomic<std::uint64_t> stale{0};
+    std::atomic<std::uint32_t> losses{0};
     RunThreads(threads, [&](int thread) {
       Random random(Seed() + static_cast<std::uint64_t>(round) * 100 + static_cast<std::uint64_t>(thread));
       std::uint16_t last_version = 0;
@@ -111,6 +112,10 @@ void ApplyFromAll(int threads) {
         } else if (observation.verdict != change.before.state) {
           stale.fetch_add(1);
         }
+        const bool was_up =
+            change.before.state == ActorState::kAlive || change.before.state == ActorState::kUnreachable;
+        const bool is_down = change.after.state == ActorState::kRestarting || change.after.state == ActorState::kDead;
+        if (was_up && is_down) losses.fetch_add(1);
         if (change.after.state != change.before.state)
           entered[static_cast<std::size_t>(change.after.state)].fetch_add(1);
         if (change.changed) last_version = change.after.version;
@@ -120,6 +125,7 @@ void ApplyFromAll(int threads) {
     });
     CHECK(went_back.load() == 0);
     CHECK(illegal.load() == 0);
+    CHECK(slot.losses() == losses.load());
     const std::uint16_t last = slot.belief().version;
     CHECK(last > 0);
     int without_one_maker = 0;
@@ -141,6 +147,44 @@ void ApplyFromAll(int threads) {
 
 TEST_CASE("each version has one maker: one thread") { ApplyFromAll(1); }
 TEST_CASE("each version has one maker: threads") { ApplyFromAll(kThreads); }
+
+// Invariant 4 of slot.h. One thread takes incarnation after incarnation up and down; incarnation n begins with exactly
+// n losses. Everybody else does what a submitter does, and must never hold the word of n with another mark.
+void MarkAndRead(int threads) {
+  constexpr int kIncarnations = 20000;
+  Slot slot(ActorId{});
+  std::atomic<int> wrong{0};
+  const auto submit = [&] {
+    const std::uint32_t mark = slot.losses();
+    const Belief belief = slot.belief();
+    if (belief.state == ActorState::kAlive && slot.losses() == mark && mark != belief.incarnation) wrong.fetch_add(1);
+  };
+  const auto live_and_die = [&](int incarnation) {
+    Observation observation;
+    observation.evidence = Evidence::kTable;
+    observation.verdict = ActorState::kAlive;
+    observation.incarnation = incarnation;
+    slot.Apply(observation);
+    if (threads == 1) submit();
+    observation.evidence = Evidence::kProcess;
+    observation.verdict = ActorState::kRestarting;
+    slot.Apply(observation);
+  };
+  RunThreads(threads, [&](int thread) {
+    for (int i = 0; i < kIncarnations; ++i) {
+      if (thread == 0) {
+        live_and_die(i);
+      } else {
+        submit();
+      }
+    }
+  });
+  CHECK(wrong.load() == 0);
+  CHECK(slot.losses() == kIncarnations);
+}
+
+TEST_CASE("a mark belongs to its incarnation: one thread") { MarkAndRead(1); }
+TEST_CASE("a mark belongs to its incarnation: threads") { MarkAndRead(kThreads); }
 
 void PublishAndRead(int threads) {
   constexpr int kIncarnations = 20000;
