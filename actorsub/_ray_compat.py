@@ -60,11 +60,15 @@ def _table_reader() -> Any:
 
     if hasattr(GlobalState, "get_actor_info"):
         return state.get_actor_info
-    raylet = importlib.import_module("ray._raylet")
-    # Ray 2.49 has the reader one layer below.
-    if not hasattr(raylet.GlobalStateAccessor, "get_actor_info") or not hasattr(state, "_connect_and_get_accessor"):
+    if not hasattr(GlobalState, "_check_connected") or not hasattr(state, "global_state_accessor"):
         return None
-    return lambda actor_id: state._connect_and_get_accessor().get_actor_info(actor_id)
+
+    def read(actor_id: Any) -> Any:
+        # Ray 2.49 has the reader one layer below.
+        state._check_connected()
+        return state.global_state_accessor.get_actor_info(actor_id)
+
+    return read
 
 
 def _handle_helpers() -> Any:
@@ -451,7 +455,9 @@ def failed_ref_maker(error: ray.exceptions.RayError) -> Callable[[], ray.ObjectR
     core_worker, name, arguments = global_worker.core_worker, _put.name, _put.arguments
 
     def make() -> ray.ObjectRef:
-        return getattr(core_worker, name)(_put.serialized(metadata, body, [], None), **arguments)
+        made = getattr(core_worker, name)(_put.serialized(metadata, body, [], None), **arguments)
+        # Ray 2.49 gives the id, with the reference counted already.
+        return ray.ObjectRef(made, skip_adding_local_ref=True) if isinstance(made, bytes) else made
 
     return make
 
@@ -541,3 +547,7 @@ class FailedGenerator(ray.ObjectRefGenerator):
 
     def is_finished(self) -> bool:
         return not self._refs
+
+    def _get_next_object_id_binary(self) -> bytes:
+        # What `ray.wait` looks at.
+        return bytes(self._generator_ref.binary())

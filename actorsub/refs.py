@@ -28,11 +28,13 @@ TASK_SLICE_S = 0.020
 class Outcome:
     """One party that waits for the outcome of one call."""
 
-    __slots__ = ("ref",)
+    __slots__ = ("lost", "ref")
 
     def __init__(self, ref: ray.ObjectRef) -> None:
         # Keeps the ref alive while somebody waits, as Ray's futures do.
         self.ref = ref
+        # True once the call was given up here; what arrives after that is a late reply.
+        self.lost = False
 
     def start(self) -> None:
         actor = getattr(self.ref, "_actorsub_actor", None)
@@ -55,8 +57,9 @@ class Outcome:
         # On a thread of Ray's.
         actor = self.ref._actorsub_actor
         if actor.outcomes.pop(self, self) is self:
-            # `pop` gave the default: failed early, or given up.
-            actor.late_replies += 1
+            # `pop` gave the default: failed early, or nobody waits any more.
+            if self.lost:
+                actor.late_replies += 1
             return
         self.deliver(errors.certified(value, actor))
 
@@ -346,12 +349,35 @@ def _get_ready(object_refs: Any) -> Any:
         return ray.get(object_refs)
     except ray.exceptions.RayTaskError:
         raise
-    except ray.exceptions.RayActorError as error:
-        refs = [object_refs] if isinstance(object_refs, ray.ObjectRef) else object_refs
-        actors = {ref._actorsub_actor for ref in refs if isinstance(ref, ObjectRef)}
-        if len(actors) == 1:
-            raise errors.certified(error, actors.pop()) from None
+    except ray.exceptions.RayActorError:
+        # Which of them failed, and hence which actor the error is about.
+        for ref in [object_refs] if isinstance(object_refs, ray.ObjectRef) else object_refs:
+            _raise_certified(ref)
         raise
+
+
+def _raise_certified(ref: ray.ObjectRef) -> None:
+    """Raises the error of a ref that is there, with a certificate where it is a call's own actor; else does nothing."""
+    try:
+        ray.get(ref)
+    except ray.exceptions.RayTaskError:
+        raise
+    except ray.exceptions.RayActorError as error:
+        actor = getattr(ref, "_actorsub_actor", None)
+        if actor is None:
+            raise
+        raise errors.certified(error, actor) from None
+
+
+def _arrival(waitable: Any) -> ray.ObjectRef:
+    """The ref whose arrival makes a waitable ready: of a generator, that of its next item."""
+    if isinstance(waitable, ObjectRefGenerator):
+        return waitable._early(_ray_compat.peek_stream(waitable)[0])
+    if isinstance(waitable, _ray_compat.FailedGenerator):
+        return waitable.completed()
+    if isinstance(waitable, ray.ObjectRefGenerator):
+        return _ray_compat.peek_stream(waitable)[0]
+    return waitable
 
 
 def wait(
@@ -363,17 +389,19 @@ def wait(
     """
     # Checks the arguments, and is the answer already where enough is ready.
     ready, waiting = ray.wait(ray_waitables, num_returns=num_returns, timeout=0, fetch_local=fetch_local)
-    if len(ready) >= num_returns or not any(isinstance(ref, ObjectRef) for ref in ray_waitables):
+    ours = (ObjectRef, ObjectRefGenerator)
+    if len(ready) >= num_returns or not any(isinstance(one, ours) for one in ray_waitables):
         if len(ready) >= num_returns or timeout == 0:
             return ready, waiting
         return ray.wait(ray_waitables, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
-    gathering = _Gathering([ref for ref in ray_waitables if isinstance(ref, ray.ObjectRef)])
+    gathering = _Gathering([_arrival(one) for one in ray_waitables])
     gathering.block(num_returns, timeout, stop_at_error=False)
-    done = {gathering.refs[index] for index in gathering.values}
+    # Copied at one stroke: what is arriving just now still adds to it.
+    done = {ray_waitables[index] for index in list(gathering.values)}
     done.update(ray.wait(ray_waitables, num_returns=len(ray_waitables), timeout=0, fetch_local=fetch_local)[0])
-    ready = [ref for ref in ray_waitables if ref in done][:num_returns]
+    ready = [one for one in ray_waitables if one in done][:num_returns]
     chosen = set(ready)
-    return ready, [ref for ref in ray_waitables if ref not in chosen]
+    return ready, [one for one in ray_waitables if one not in chosen]
 
 
 def has_lost(actor: _core.Actor) -> bool:
@@ -392,7 +420,11 @@ def fail_lost(actor: _core.Actor) -> None:
     # Ray has the value already, and is about to deliver it.
     arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
     for outcome in lost:
-        if outcome.ref not in arrived and actor.outcomes.pop(outcome, outcome) is not outcome:
+        if outcome.ref in arrived:
+            continue
+        # Before `pop`: whoever finds it taken has to know why.
+        outcome.lost = True
+        if actor.outcomes.pop(outcome, outcome) is not outcome:
             actor.failed_early += 1
             outcome.deliver(errors.loss(actor))
 
