@@ -99,7 +99,7 @@ bench-cpp:  ## The C++ benchmarks (needs google-benchmark)
 lint: $(VENV)/.linters  ## ruff, mypy, stubtest, cython-lint, clang-format, clang-tidy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/cython-lint --max-line-length=120 actorsub/_core.pyx actorsub/_cpp/*.pxd
+	@PATH=$(abspath $(BIN)):$$PATH cython-lint --max-line-length=120 actorsub/_core.pyx actorsub/_cpp/*.pxd
 	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
 	@$(BIN)/mypy
 	@$(BIN)/stubtest --mypy-config-file pyproject.toml actorsub._core

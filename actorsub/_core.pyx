@@ -32,7 +32,6 @@ from actorsub._cpp.sentinel cimport (
     SentinelCauseName,
     SentinelCounters,
     SentinelEvent,
-    SentinelEventKind,
     SentinelEventKindName,
     WatchResult,
     WatchTarget,
@@ -732,7 +731,7 @@ def now_s():
 
 
 def wait_for_events(timeout_s):
-    """Blocks without the GIL until there are events, `wake_watcher` was called, or the time is over (None: no limit)."""
+    """Blocks without the GIL until there are events, `wake_watcher` was called, or the time is over (None: never)."""
     cdef int64_t timeout_ns = -1 if timeout_s is None else _nanoseconds(timeout_s)
     cdef bint readable
     with nogil:

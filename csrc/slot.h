@@ -58,7 +58,8 @@ class Slot {
   ActorState state() const { return StateOf(word()); }
   Belief belief() const { return DecodeBelief(word()); }
 
-  // Applies one observation. No news costs one load and no lock; a change takes a lock for a few stores. Exactly one caller gets `changed` for one change.
+  // Applies one observation. No news costs one load and no lock; a change takes a lock for a few stores. Exactly one
+  // caller gets `changed` for one change.
   Change Apply(const Observation& observation);
 
   // See invariant 4. Acquire: whoever sees the loss also sees the word that says why.
