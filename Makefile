@@ -53,7 +53,7 @@ dist: $(VENV)/.wheel  ## Build dist/*.tar.gz and, from it, dist/*.whl
 # --- the two commands --------------------------------------------------------------------------------------------------
 
 demo: $(VENV)/.installed-demo  ## What stock Ray costs a service while actors restart, and what it costs with actorsub
-	@$(BIN)/python -m actorsub demo $(DEMO_ARGS)
+	@$(BIN)/actorsub demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-test  ## The Python tests, on a real Ray, against the installed wheel
 	@$(BIN)/pytest tests $(PYTEST_ARGS)

@@ -15,7 +15,15 @@
 Attributes of a handle are the actor's own method names, so everything else is a function of this module.
 """
 
-from actorsub._core import state
+try:
+    from actorsub._core import state
+except ModuleNotFoundError as error:
+    if error.name != "actorsub._core":
+        raise
+    raise ImportError(
+        "actorsub was imported from its source folder, where its compiled core is missing. Start Python from another "
+        "folder to use the installed package, or compile the core in place with `make develop`"
+    ) from error
 from actorsub._version import __version__
 from actorsub.errors import ActorDiedError, ActorState, ActorUnavailableError, DeadlineExceededError
 from actorsub.handle import ActorHandle, get_actor, on_state_change, policy, remote, stats, wrap

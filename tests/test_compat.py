@@ -59,6 +59,8 @@ def run(script: str, dashboard: bool = False) -> str:
         text=True,
         timeout=100,
         env=environment,
+        # Not the folder that the tests were started in: it may hold the sources of a package that is installed.
+        cwd=pathlib.Path(__file__).parent,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
