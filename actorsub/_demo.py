@@ -904,7 +904,9 @@ def explain(summaries: Sequence[Summary]) -> list[str]:
         if ours.refused:
             text += f", each in {format_duration(ours.refused_p50_s)} (median)"
         if ours.told:
-            text += f", and {ours.told} had been submitted and waited for Ray to tell"
+            text += (
+                f", and {ours.told} that had been submitted learnt it after {format_duration(ours.told_p50_s)} (median)"
+            )
         text += f": {format_duration(ours.lost_s)} in all"
         comparisons = [
             _compare(ours.lost_s, other.lost_s, label)

@@ -342,10 +342,12 @@ def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any
     Not Ray's own object for that: before 2.60 it is in a cycle with the handle, which keeps a dropped actor alive until
     the garbage collector runs (ray-project/ray 61922).
     """
-    wrapper = method.options(**options)
     if "tensor_transport" in options or not hasattr(method, "_remote"):
         # Ray translates that value on the way.
-        return wrapper.remote
+        return method.options(**options).remote
+    if hasattr(ray.actor, "_ActorMethodOptionsWrapper"):
+        # 2.60 checks values here; before, `options` itself makes the cycle and checks nothing.
+        method.options(**options)
     return _WithOptions(method, options).remote
 
 
