@@ -28,6 +28,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import _detection
 import plain_rival
 import psutil
 import ray
@@ -448,10 +449,36 @@ def main() -> None:
     one.add_argument("--seconds", type=float, required=True)
     one.add_argument("--rate", type=float, required=True)
     one.add_argument("--seed", type=int, required=True)
+    one = commands.add_parser("in-flight")
+    one.add_argument("--rounds", type=int, required=True)
+    one = commands.add_parser("big-process")
+    one.add_argument("--rounds", type=int, required=True)
+    one.add_argument("--megabytes", type=int, required=True)
+    one = commands.add_parser("frozen")
+    one.add_argument("--silence-s", type=float, required=True)
+    one.add_argument("--in-flight-s", type=float, required=True)
+    one.add_argument("--rounds", type=int, required=True)
+    one = commands.add_parser("live")
+    one.add_argument("--turns", type=int, required=True)
+    one.add_argument("--calls", type=int, required=True)
+    one = commands.add_parser("idle")
+    one.add_argument("--actors", type=int, required=True)
+    one.add_argument("--handles", type=int, required=True)
+    one.add_argument("--seconds", type=float, required=True)
     arguments = vars(parser.parse_args())
     what, output = arguments.pop("what"), arguments.pop("output")
-    measure = {"refusal": refusal, "state": state, "submit": submit, "restarts": restarts}[what]
-    result = measure(**arguments)
+    measures: dict[str, Callable[..., dict[str, Any]]] = {
+        "refusal": refusal,
+        "state": state,
+        "submit": submit,
+        "restarts": restarts,
+        "in-flight": _detection.in_flight,
+        "big-process": _detection.big_process,
+        "frozen": _detection.frozen,
+        "live": _detection.live,
+        "idle": _detection.idle,
+    }
+    result = measures[what](**arguments)
     output.write_text(json.dumps(result))
     # Ray's processes are this one's children: it is over when they are.
     _, left = psutil.wait_procs(psutil.Process().children(recursive=True), timeout=20)
