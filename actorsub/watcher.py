@@ -194,9 +194,7 @@ class Watcher:
             if pause_s is None or pause_s > 0:
                 self._block(pause_s)
             if not self._stopping:
-                for actor, kind, _, _ in _core.drain_events():
-                    if actor is not None:
-                        self._take_in(actor, kind)
+                self._take_in_events()
                 pause_s = self._look()
 
     def _block(self, pause_s: float | None) -> None:
@@ -205,6 +203,12 @@ class Watcher:
         else:
             self._event.wait(pause_s)
             self._event.clear()
+
+    # A method of its own: a loop variable in `_run` would hold the last actor for as long as this thread sleeps.
+    def _take_in_events(self) -> None:
+        for actor, kind, _, _ in _core.drain_events():
+            if actor is not None:
+                self._take_in(actor, kind)
 
     def _take_in(self, actor: _core.Actor, kind: str) -> None:
         """What the sentinel's slot change does not do by itself."""
