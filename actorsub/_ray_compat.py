@@ -6,6 +6,7 @@ its place and one warning says so. `report()` lists what was found. Tried on Ray
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import importlib
@@ -14,7 +15,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ray
@@ -188,14 +189,47 @@ def session_token() -> Any:
     return sys.intern(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else None
 
 
+# Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not be
+# inside it then. They hold this lock around each call that may leave the GIL, and `disconnect`, the first step of a
+# shutdown, waits for it.
+_core_lock = threading.Lock()
+
+
+def _hook_disconnect() -> bool | None:
+    worker: Any = importlib.import_module("ray._private.worker")
+    original = worker.disconnect
+    if "disconnect(" not in inspect.getsource(worker.shutdown):
+        return None
+
+    @functools.wraps(original)
+    def disconnect(*args: Any, **kwargs: Any) -> Any:
+        with _core_lock:
+            return original(*args, **kwargs)
+
+    worker.disconnect = disconnect
+    return True
+
+
+_disconnect_waits: Any = _try("shutdown", _hook_disconnect, "failed refs are not made ahead")
+
+
+@contextlib.contextmanager
+def core_in_use(session: Any) -> Iterator[bool]:
+    """For our own threads: True while the block runs when the connection is still `session` and stays until its end."""
+    with _core_lock:
+        yield bool(_disconnect_waits) and session is not None and session_token() is session
+
+
 # The parent's connection in a forked child, kept so that its identity is not used anew. Anything asked over it would
 # also harm the parent, whose replies the child would take.
 _inherited_session: Any = None
 
 
 def _after_fork_in_child() -> None:
-    global _inherited_session
+    global _inherited_session, _core_lock
     _inherited_session = session_token()
+    # One of the parent's threads may have held it.
+    _core_lock = threading.Lock()
 
 
 def is_inherited_session() -> bool:
@@ -471,6 +505,14 @@ def failed_ref(error: ray.exceptions.RayError) -> ray.ObjectRef:
 
 def can_make_refs() -> bool:
     return _refs is not None and can_travel()
+
+
+def arrived(session: Any, refs: list[ray.ObjectRef]) -> set[ray.ObjectRef] | None:
+    """Those of `refs` whose outcome Ray has; None when the connection has ended. For our own threads, does not wait."""
+    with core_in_use(session) as usable:
+        if not usable:
+            return None if _disconnect_waits else set()
+        return set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
 
 
 def on_completed(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> None:

@@ -149,6 +149,21 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
     Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
     """
 
+    # In the class too, and there in doubt: when a method lets this error out, its caller gets a RayTaskError that is also
+    # of this class and asks its cause for what it lacks itself, but the cause's certificate is about another call.
+
+    #: hex, as Ray prints it; None when unknown.
+    actor_id: str | None = None
+    #: False: the call never left this process and cannot have run. True: it may or may not have run.
+    sent: bool = True
+    #: The ActorState at that moment.
+    state: ActorState = ActorState.UNKNOWN
+    #: Which source said so; None when no source did.
+    evidence: str | None = None
+    #: Ray's restart count at that moment; None when unknown.
+    incarnation: int | None = None
+    detail: str | None = None
+
     def __init__(
         self,
         detail: str | None = None,
@@ -159,15 +174,10 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
         evidence: str | None = None,
         incarnation: int | None = None,
     ) -> None:
-        #: hex, as Ray prints it; None when unknown.
         self.actor_id = actor_id
-        #: False: the call never left this process and cannot have run. True: it may or may not have run.
         self.sent = sent
-        #: The ActorState at that moment.
         self.state = state
-        #: Which source said so; None when no source did.
         self.evidence = evidence
-        #: Ray's restart count at that moment; None when unknown.
         self.incarnation = incarnation
         self.detail = detail
         super().__init__(_describe(self))

@@ -119,7 +119,9 @@ def _end_future(future: Any, value: Any) -> None:
     if future.done():
         return
     if isinstance(value, ray.exceptions.RayTaskError):
-        future.set_exception(value.as_instanceof_cause())
+        error = value.as_instanceof_cause()
+        # The interpreter reads a StopIteration that leaves an `await` as one of its own making, and crashes on Ray's.
+        future.set_exception(value if isinstance(error, StopIteration) else error)
     elif isinstance(value, ray.exceptions.RayError):
         future.set_exception(value)
     else:
@@ -417,8 +419,10 @@ def fail_lost(actor: _core.Actor) -> None:
     if not lost:
         return
     refs = list(dict.fromkeys(outcome.ref for outcome in lost))
-    # Ray has the value already, and is about to deliver it.
-    arrived = set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
+    # What Ray has already it is about to deliver.
+    arrived = _ray_compat.arrived(actor.session, refs)
+    if arrived is None:
+        return
     for outcome in lost:
         if outcome.ref in arrived:
             continue

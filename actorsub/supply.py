@@ -53,7 +53,10 @@ def fill(actor: _core.Actor, supply: Supply) -> None:
     """Makes refs ahead until there are enough, or the actor's state is another one."""
     try:
         while len(supply.refs) < supply.wanted and drop_if_over(actor) is supply:
-            supply.refs.append(supply.make())
+            with _ray_compat.core_in_use(actor.session) as usable:
+                if not usable:
+                    return
+                supply.refs.append(supply.make())
     finally:
         supply.filling = False
 

@@ -224,7 +224,7 @@ class Watcher:
         """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
         begin_s = _core.now_s()
         session = _ray_compat.session_token()
-        next_s = _NEVER
+        tick_s = deadline_s = _NEVER
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
@@ -233,18 +233,21 @@ class Watcher:
                 wake(actor)
                 continue
             try:
-                next_s = min(next_s, self._look_at(actor, begin_s))
+                self._look_at(actor, begin_s)
+                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s))
+                tick_s = min(tick_s, self._next_look(actor, begin_s))
             except Exception:
                 # One actor's trouble must not blind this process to all others.
                 logger.exception("looking at an actor failed")
-                next_s = min(next_s, begin_s + MAX_READ_INTERVAL_S)
-        if next_s == _NEVER:
-            return None
+                tick_s = min(tick_s, begin_s + MAX_READ_INTERVAL_S)
         end_s = _core.now_s()
-        return max(next_s - end_s, (end_s - begin_s) / MAX_TICK_SHARE if next_s - begin_s < IDLE_TICK_S else 0.0, 0.0)
+        if tick_s < end_s + IDLE_TICK_S:
+            # Looking again is cheap but not free; deadlines of calls in flight are kept all the same.
+            tick_s = max(tick_s, end_s + (end_s - begin_s) / MAX_TICK_SHARE)
+        next_s = min(tick_s, deadline_s)
+        return None if next_s == _NEVER else max(next_s - end_s, 0.0)
 
-    def _look_at(self, actor: _core.Actor, now_s: float) -> float:
-        """Returns the time of the next look at this actor."""
+    def _look_at(self, actor: _core.Actor, now_s: float) -> None:
         if actor.observe_ray():
             # Ray's word comes without an incarnation and without a cause; the table has both.
             actor.next_read_s = now_s
@@ -254,7 +257,6 @@ class Watcher:
             _drop_supply(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
             tell(actor)
-        return min(self._fail_lost(actor, now_s), self._next_look(actor, now_s))
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
