@@ -25,6 +25,7 @@ help:  ## What there is to make
 
 $(VENV)/.made:
 	@command -v g++ >/dev/null || { echo "actorsub needs a C++17 compiler: install g++ (Debian: apt-get install g++)"; exit 1; }
+	@command -v $(PYTHON) >/dev/null || { echo "there is no $(PYTHON); choose a Python with make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "actorsub needs Python 3.10 or newer; choose one with make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module (Debian: apt-get install python3-venv)"; exit 1; }
 	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_paths()["include"] + "/Python.h"))' || { echo "$(PYTHON) has no C headers (Debian: apt-get install python3-dev)"; exit 1; }
@@ -36,16 +37,17 @@ $(VENV)/.made:
 # The wheel comes from the sdist, so that an incomplete sdist shows here.
 $(VENV)/.wheel: $(VENV)/.made $(SOURCES)
 	@echo "Building the sdist, and the wheel from it (about a minute)"
-	@rm -rf dist build/lib* build/bdist*
-	@mkdir -p build
-	@$(BIN)/python -m build --outdir dist . > build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
-	@ls dist
+	@rm -rf build/lib* build/bdist* $(VENV)/wheel
+	@mkdir -p build dist
+	@$(BIN)/python -m build --outdir $(VENV)/wheel . > build/dist.log 2>&1 || { tail -n 40 build/dist.log; exit 1; }
+	@cp $(VENV)/wheel/* dist/
+	@ls $(VENV)/wheel
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.wheel
 	@echo "Installing the wheel with its extra '$*' (Ray is a large download)"
-	@$(PIP) install "$$(ls dist/*.whl)[$*]"
-	@$(PIP) install --force-reinstall --no-deps dist/*.whl
+	@$(PIP) install "$$(ls $(VENV)/wheel/*.whl)[$*]"
+	@$(PIP) install --force-reinstall --no-deps $(VENV)/wheel/*.whl
 	@touch $@
 
 dist: $(VENV)/.wheel  ## Build dist/*.tar.gz and, from it, dist/*.whl
@@ -56,13 +58,14 @@ demo: $(VENV)/.installed-demo  ## What stock Ray costs a service while actors re
 	@$(BIN)/actorsub demo $(DEMO_ARGS)
 
 test: $(VENV)/.installed-test  ## The Python tests, on a real Ray, against the installed wheel
-	@$(BIN)/pytest tests $(PYTEST_ARGS)
+	@# From tests/: Ray puts the folder that a driver was started in on the path of its workers, and the sources are no package.
+	@cd tests && $(abspath $(BIN))/pytest -c ../pyproject.toml --rootdir=.. . $(PYTEST_ARGS)
 
 # --- for developers ----------------------------------------------------------------------------------------------------
 
 bench: $(VENV)/.installed-bench  ## Benchmarks against stock and tuned Ray: pytest-benchmark's JSON and a table of ratios
 	@mkdir -p bench/out
-	@$(BIN)/pytest bench --benchmark-json=bench/out/benchmark.json $(PYTEST_ARGS)
+	@cd bench && $(abspath $(BIN))/pytest -c ../pyproject.toml --rootdir=.. . --benchmark-json=out/benchmark.json $(PYTEST_ARGS)
 	@$(BIN)/python bench/table.py bench/out/benchmark.json
 
 test-cpp:  ## The C++ tests, without Python (needs cmake and doctest)
@@ -112,7 +115,7 @@ format: $(VENV)/.linters  ## Format everything
 	@$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
 
 $(VENV)/.linters: $(VENV)/.installed-test pyproject.toml
-	@$(PIP) install "$$(ls dist/*.whl)[lint]"
+	@$(PIP) install "$$(ls $(VENV)/wheel/*.whl)[lint]"
 	@touch $@
 
 develop: $(VENV)/.made  ## Build the core in place, warnings as errors; then `PYTHONPATH=. .venv/bin/pytest tests`

@@ -202,6 +202,9 @@ cdef class Actor:
     # Functions of on_state_change, and the changes that they have not been told: (version, old, new, evidence).
     cdef public list listeners
     cdef public list changes
+    # What the listeners were told last: a version and a state; None: nothing yet.
+    cdef public unsigned short told_version
+    cdef public object told_state
     # The shortest limits that any handle asked for, in seconds; in_flight None: never. `detects`: open sockets.
     cdef public double silence_s
     cdef public object silence_in_flight_s
@@ -260,9 +263,6 @@ cdef class Actor:
     def losses(self):
         """How often everything in flight at this actor was lost; see slot.h, invariant 4."""
         return self.slot.losses()
-
-    def declare_loss(self):
-        self.slot.DeclareLoss()
 
     def observe_ray(self):
         """Reads Ray's local state and takes it in. True when the belief changed."""

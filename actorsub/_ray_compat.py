@@ -194,6 +194,9 @@ def session_token() -> Any:
 # shutdown, waits for it.
 _core_lock = threading.Lock()
 
+#: Functions to call when a connection has ended.
+after_disconnect: list[Callable[[], object]] = []
+
 
 def _hook_disconnect() -> bool | None:
     worker: Any = importlib.import_module("ray._private.worker")
@@ -204,7 +207,10 @@ def _hook_disconnect() -> bool | None:
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:
         with _core_lock:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+        for function in after_disconnect:
+            function()
+        return result
 
     worker.disconnect = disconnect
     return True

@@ -149,8 +149,8 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
     Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
     """
 
-    # In the class too, and there in doubt: when a method lets this error out, its caller gets a RayTaskError that is also
-    # of this class and asks its cause for what it lacks itself, but the cause's certificate is about another call.
+    # In the class too, and there in doubt: when a method lets this error out, its caller gets a RayTaskError that is of
+    # this class as well and asks its cause for what it lacks itself, but the cause's certificate is about another call.
 
     #: hex, as Ray prints it; None when unknown.
     actor_id: str | None = None

@@ -25,25 +25,58 @@ from actorsub import _core, _ray_compat, errors, watcher
 TASK_SLICE_S = 0.020
 
 
+class _Hub:
+    """The one callback that Ray has for a ref, and everybody who waits for it here.
+
+    Ray keeps a callback until the outcome is there, so a loop that asks again and again must not leave one each time.
+    """
+
+    __slots__ = ("parties", "ref")
+
+    def __init__(self, ref: ray.ObjectRef) -> None:
+        # Keeps the ref alive until its outcome is there, as Ray's futures do.
+        self.ref = ref
+        self.parties: dict[Outcome, None] = {}
+
+    def arrived(self, value: Any) -> None:
+        """On a thread of Ray's."""
+        with _hubs_lock:
+            _hubs.pop(self.ref.binary(), None)
+            parties = list(self.parties)
+            self.parties.clear()
+        for party in parties:
+            party.arrived(value)
+
+
+# By the ref's binary id. The lock is held for a few dict operations and never while calling out.
+_hubs: dict[bytes, _Hub] = {}
+_hubs_lock = threading.Lock()
+
+
 class Outcome:
     """One party that waits for the outcome of one call."""
 
     __slots__ = ("lost", "ref")
 
     def __init__(self, ref: ray.ObjectRef) -> None:
-        # Keeps the ref alive while somebody waits, as Ray's futures do.
         self.ref = ref
         # True once the call was given up here; what arrives after that is a late reply.
         self.lost = False
 
     def start(self) -> None:
         actor = getattr(self.ref, "_actorsub_actor", None)
-        if actor is None:
-            _ray_compat.on_completed(self.ref, self.deliver)
-            return
-        actor.outcomes[self] = None
-        _ray_compat.on_completed(self.ref, self._arrived)
-        if actor.losses() > self.ref._actorsub_mark:
+        if actor is not None:
+            actor.outcomes[self] = None
+        key = self.ref.binary()
+        with _hubs_lock:
+            hub = _hubs.get(key)
+            is_new = hub is None
+            if hub is None:
+                hub = _hubs[key] = _Hub(self.ref)
+            hub.parties[self] = None
+        if is_new:
+            _ray_compat.on_completed(self.ref, hub.arrived)
+        if actor is not None and actor.losses() > self.ref._actorsub_mark:
             # Lost before anybody waited; the watcher first looks whether the value came in time.
             watcher.ensure().nudge()
 
@@ -52,10 +85,22 @@ class Outcome:
         actor = getattr(self.ref, "_actorsub_actor", None)
         if actor is not None:
             actor.outcomes.pop(self, None)
+        with _hubs_lock:
+            hub = _hubs.get(self.ref.binary())
+            if hub is not None:
+                hub.parties.pop(self, None)
 
-    def _arrived(self, value: Any) -> None:
-        # On a thread of Ray's.
-        actor = self.ref._actorsub_actor
+    def stop_if_cancelled(self, future: Any) -> None:
+        # `asyncio.wait_for` in a loop must not leave one party for each try.
+        if future.cancelled():
+            self.stop()
+
+    def arrived(self, value: Any) -> None:
+        """Ray has the outcome. On a thread of Ray's."""
+        actor = getattr(self.ref, "_actorsub_actor", None)
+        if actor is None:
+            self.deliver(value)
+            return
         if actor.outcomes.pop(self, self) is self:
             # `pop` gave the default: failed early, or nobody waits any more.
             if self.lost:
@@ -140,14 +185,18 @@ class ObjectRef(ray.ObjectRef):
     def __await__(self) -> Any:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        _LoopOutcome(self, loop, future).start()
+        outcome = _LoopOutcome(self, loop, future)
+        future.add_done_callback(outcome.stop_if_cancelled)
+        outcome.start()
         return future.__await__()
 
     def future(self) -> concurrent.futures.Future[Any]:
         future: concurrent.futures.Future[Any] = concurrent.futures.Future()
         # As with Ray's: who keeps the future keeps the object.
         future.object_ref = self  # type: ignore[attr-defined]
-        _FutureOutcome(self, future).start()
+        outcome = _FutureOutcome(self, future)
+        future.add_done_callback(outcome.stop_if_cancelled)
+        outcome.start()
         return future
 
     def as_future(self, _internal: bool = False) -> asyncio.Future[Any]:
@@ -272,6 +321,11 @@ class _Gathering:
 
     def block(self, wanted: int, timeout_s: float | None, *, stop_at_error: bool) -> bool:
         """Waits for `wanted` outcomes, or (with stop_at_error) for one that is an error. False: time is over."""
+        if watcher.is_own_thread():
+            raise RuntimeError(
+                "actorsub.get, actorsub.wait and streams cannot block in a callback of actorsub: it runs on the thread that "
+                "ends such waits. Block on another thread"
+            )
         self._wanted = wanted
         self._stop_at_error = stop_at_error
         outcomes = [_CountedOutcome(ref, self, index) for index, ref in enumerate(self.refs)]
@@ -438,6 +492,19 @@ def is_bound() -> bool:
     return _ray_compat.can_make_refs()
 
 
+def _end_all() -> None:
+    """Ends every wait of a connection that has ended: Ray calls nobody back any more."""
+    with _hubs_lock:
+        parties = [party for hub in _hubs.values() for party in hub.parties]
+        _hubs.clear()
+    for party in parties:
+        actor = getattr(party.ref, "_actorsub_actor", None)
+        if actor is None or actor.outcomes.pop(party, party) is not party:
+            actor_id = None if actor is None else actor.key.hex()
+            party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))
+
+
+_ray_compat.after_disconnect.append(_end_all)
 watcher.bind_outcomes(has_lost, fail_lost)
 if is_bound():
     _core.bind_refs(ray.ObjectRef, ObjectRef, early_result)

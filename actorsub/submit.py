@@ -13,6 +13,10 @@ _EVENT_LOOP = (
     "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use "
     "on_unavailable='raise' here, or call from another thread; .call(), which waits without blocking, is planned."
 )
+_CALLBACK = (
+    "It cannot be waited for in a callback of actorsub, which runs on the thread that would have to notice its return. "
+    "Use on_unavailable='raise' here, or call from another thread."
+)
 PARENT = (
     "this handle or connection belongs to the parent process: Ray connections do not survive a fork. Start child "
     "processes with the 'spawn' method, or fork before ray.init()"
@@ -73,9 +77,9 @@ def admit(actor: _core.Actor, policy: Any) -> tuple[errors.ActorUnavailableError
             if wish == "raise":
                 raise errors.refusal(actor)
             return errors.refusal(actor), mark
-        if _runs_event_loop():
+        if _runs_event_loop() or watcher.is_own_thread():
             actor.count_refused("event_loop")
-            raise errors.refusal(actor, _EVENT_LOOP)
+            raise errors.refusal(actor, _CALLBACK if watcher.is_own_thread() else _EVENT_LOOP)
         if policy.timeout_s is not None and deadline_s is None:
             deadline_s = time.monotonic() + policy.timeout_s
         waited = True

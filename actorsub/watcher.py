@@ -174,6 +174,9 @@ class Watcher:
         self._event.set()
         _core.wake_watcher()
 
+    def owns_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
     def request_read(self, actor: _core.Actor) -> None:
         self._background.request(actor)
 
@@ -214,9 +217,7 @@ class Watcher:
         """What the sentinel's slot change does not do by itself."""
         actor.next_read_s = _core.now_s()
         actor.read_interval_s = MIN_READ_INTERVAL_S
-        if kind == "in_flight_silence":
-            actor.declare_loss()
-        elif kind == "exited":
+        if kind == "exited":
             actor.watched = False
         wake(actor)
 
@@ -256,6 +257,8 @@ class Watcher:
             wake(actor)
             _drop_supply(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
+            # A change before those that are known may be with the sentinel still.
+            self._take_in_events()
             tell(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
@@ -333,25 +336,39 @@ class Registration:
 
 
 def tell(actor: _core.Actor) -> None:
-    """Tells the listeners of an actor its changes, in order. On the watcher's thread."""
+    """Tells the listeners of an actor its changes, in order and without a gap. On the watcher's thread."""
     changes, actor.changes = actor.changes, []
+    told = actor.told_version
     # Several threads note changes; the version says in which order they happened. It has 16 bits and wraps around.
-    first = changes[0][0] if changes else 0
-    changes.sort(key=lambda change: (change[0] - first + 0x8000) & 0xFFFF)
+    changes.sort(key=lambda change: (change[0] - told) & 0xFFFF)
+    for version, old, new, evidence in changes:
+        if (version - actor.told_version) & 0xFFFF > 0x7FFF:
+            # Later ones were told already; the listeners know where those led.
+            continue
+        actor.told_version = version
+        # What was dropped in between (a watch that was replaced) is summed up in the next step.
+        before = old if actor.told_state is None else actor.told_state
+        actor.told_state = new
+        for registration in list(actor.listeners):
+            if registration.greeted and before is not new:
+                registration.tell(actor, before, new, evidence)
     for registration in list(actor.listeners):
         if not registration.greeted:
             registration.greeted = True
             # What happened before it was there is summed up in the first change that it is told.
-            state, evidence, _ = actor.belief()
-            if state != "unknown":
-                registration.tell(actor, _UNKNOWN, actor.state, evidence)
-            continue
-        for _, old, new, evidence in changes:
-            registration.tell(actor, old, new, evidence)
+            if actor.told_state is None:
+                actor.told_state = actor.state
+            if actor.told_state is not _UNKNOWN:
+                registration.tell(actor, _UNKNOWN, actor.told_state, actor.belief()[1])
 
 
 _watcher: Watcher | None = None
 _lock = threading.Lock()
+
+
+def is_own_thread() -> bool:
+    """True in callbacks: on the thread that everybody who waits depends on."""
+    return _watcher is not None and _watcher.owns_current_thread()
 
 
 def ensure() -> Watcher:

@@ -175,6 +175,10 @@ Belief OnTable(const Belief& before, const Observation& observation) {
   if (verdict == ActorState::kAlive) {
     if (RayHoldsBack(before)) {
       state = ActorState::kRestarting;
+    } else if (before.ray_last == ActorState::kAlive && ((named > before.incarnation && before.incarnation_known) ||
+                                                         (named == before.incarnation && before.provisional))) {
+      // Rule 9.
+      state = ActorState::kRestarting;
     } else if (before.state == ActorState::kUnreachable && named <= before.incarnation) {
       state = ActorState::kUnreachable;
     }

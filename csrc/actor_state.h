@@ -33,6 +33,11 @@
 //  7. A change of state raises `version` by one; so does a change of incarnation, and Ray's or the table's
 //     confirmation of a provisional word (a table read that began before it must not pass for a fresh one).
 //  8. While Ray's last word is RESTARTING or DEAD the state is kRestarting or kDead.
+//  9. The first table read that names a later incarnation as ALIVE while Ray's local state is still the ALIVE of the
+//  one
+//     before makes it kRestarting: Ray would send to the dead process, and its own RESTARTING, on its way, must not
+//     count as another restart. The next such read makes it kAlive, in case Ray's local state went there and back
+//     unseen.
 //
 // Rule 4 relies on this: the control store changes its table before it publishes, so a read never shows an older
 // state than the local state at the time when the read began.

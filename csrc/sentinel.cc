@@ -1149,6 +1149,8 @@ void Sentinel::Core::Judge(Watched* watch) {
   if (!watch->in_flight_told && silent_ns >= watch->limits.in_flight_silence_ns) {
     watch->in_flight_told = true;
     Add(&count_in_flight_silences_);
+    // Here and not by whoever drains the event: until then it may have answered and been given new calls.
+    watch->slot->DeclareLoss();
     Queue(watch, SentinelEventKind::kInFlightSilence, SentinelCause::kNoAnswer, 0, Change());
   }
 }

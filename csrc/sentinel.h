@@ -65,12 +65,13 @@ enum class WatchResult : std::uint8_t {
 };
 
 enum class SentinelEventKind : std::uint8_t {
-  kExited = 0,           // The incarnation is over, and with it the watch: fail what runs there. Includes earlier ones.
-  kUnreachable = 1,      // Silent for `silence_ns`: the slot refuses new calls.
-  kReachable = 2,        // It answered after all.
-  kInFlightSilence = 3,  // Silent for `in_flight_silence_ns`: fail what runs there. Once per silence.
-  kAskRay = 4,           // Local evidence does not decide (see `cause`): compare with the actor table.
-  kTimer = 5,            // `timer_id` is due.
+  kExited = 0,       // The incarnation is over, and with it the watch: fail what runs there. Includes earlier ones.
+  kUnreachable = 1,  // Silent for `silence_ns`: the slot refuses new calls.
+  kReachable = 2,    // It answered after all.
+  kInFlightSilence =
+      3,        // Silent for `in_flight_silence_ns`: the slot counts a loss, fail what runs there. Once per silence.
+  kAskRay = 4,  // Local evidence does not decide (see `cause`): compare with the actor table.
+  kTimer = 5,   // `timer_id` is due.
 };
 inline constexpr int kActorEventKindCount = 5;  // Those that are about an actor.
 

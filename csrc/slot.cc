@@ -54,9 +54,11 @@ Change Slot::Apply(const Observation& observation) {
   return change;
 }
 
-void Slot::DeclareLoss() {
+bool Slot::DeclareLoss() {
   const MutexLock lock(change_mutex_);
+  if (state() != ActorState::kUnreachable) return false;
   losses_.fetch_add(1, std::memory_order_release);
+  return true;
 }
 
 }  // namespace actorsub

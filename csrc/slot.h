@@ -64,8 +64,9 @@ class Slot {
 
   // See invariant 4. Acquire: whoever sees the loss also sees the word that says why.
   std::uint32_t losses() const { return losses_.load(std::memory_order_acquire); }
-  // Declares everything in flight lost although the incarnation may live: it was silent for too long.
-  void DeclareLoss();
+  // Declares everything in flight lost although the incarnation may live: it was silent for too long. False, and
+  // nothing done, when it is not unreachable any more: then a call may have been let through already that is not lost.
+  bool DeclareLoss();
 
   void CountSubmitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }
   void CountRefused(Refusal refusal) {

@@ -26,7 +26,6 @@ cdef extern from "slot.h" namespace "actorsub" nogil:
         Belief belief() noexcept
         Change Apply(const Observation& observation) noexcept
         uint32_t losses() noexcept
-        void DeclareLoss() noexcept
         void CountSubmitted() noexcept
         void CountRefused(Refusal refusal) noexcept
         void CountWaited() noexcept

@@ -76,6 +76,9 @@ inline constexpr Row kRows[] = {
     {'T', "D", "", "", "y", "-", "", "", 'D', kNamed},
     {'T', "", "", "", "y", "<-", "", "", '.', kSame},
     {'T', "", "", "", "", "<-", "o?", "", '.', kSame},
+    // Rule 9: up, but Ray's local state still speaks of the one before.
+    {'T', "A", "A", "", "y", "=", "", "", 'R', kNamed},
+    {'T', "A", "A", "", "", ">", "", "k", 'R', kNamed},
     // ... the present incarnation,
     {'T', "P", "", "U", "", "=", "", "", 'P', kNamed},
     {'T', "R", "", "UR", "", "=", "", "", 'R', kNamed},

@@ -102,9 +102,21 @@ TEST_CASE("an incarnation that was up and ended is one loss, whoever says so and
   slot.Apply(Report(Evidence::kRay, ActorState::kAlive));
   slot.Apply(Report(Evidence::kRay, ActorState::kDead));
   CHECK(slot.losses() == 2);
-  slot.DeclareLoss();
-  CHECK(slot.losses() == 3);
-  CHECK(slot.state() == ActorState::kDead);
+  CHECK(!slot.DeclareLoss());
+  CHECK(slot.losses() == 2);
+}
+
+TEST_CASE("a silence that went on for too long is a loss, one that has ended is none") {
+  Slot slot(ActorId{});
+  slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 0));
+  CHECK(!slot.DeclareLoss());
+  slot.Apply(Report(Evidence::kSilence, ActorState::kUnreachable, 0));
+  CHECK(slot.DeclareLoss());
+  CHECK(slot.losses() == 1);
+  CHECK(slot.state() == ActorState::kUnreachable);
+  slot.Apply(Report(Evidence::kSilence, ActorState::kAlive, 0));
+  CHECK(!slot.DeclareLoss());
+  CHECK(slot.losses() == 1);
 }
 
 TEST_CASE("counters do not mix") {
