@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
@@ -100,7 +101,11 @@ def check_names(options: Iterable[str]) -> None:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(ours, Ray's). Ours are validated here, where the user wrote them."""
+    """(ours, Ray's). Ours are validated here, where the user wrote them; so is a name that only looks like ours."""
+    for name in options:
+        near = [] if name in OPTION_NAMES else difflib.get_close_matches(name, OPTION_NAMES, 1, 0.85)
+        if near:
+            raise TypeError(f"unknown option {name!r}; did you mean {near[0]!r}?")
     ours = {name: value for name, value in options.items() if name in OPTION_NAMES}
     rays = {name: value for name, value in options.items() if name not in OPTION_NAMES}
     DEFAULT_POLICY.replace(**ours)

@@ -527,7 +527,9 @@ def test_get_and_wait_keep_rays_contract(subject: Maker) -> None:
     one.release()
     assert actorsub.get([held, *refs, held], timeout=PATIENCE_S) == ["done", 0, 1, 2, "done"]
     ready, pending = actorsub.wait(refs, num_returns=2, timeout=PATIENCE_S)
-    assert (ready, pending) == (refs[:2], refs[2:])
+    # Which two of three that are ready is Ray's choice.
+    assert (len(ready), len(pending)) == (2, 1)
+    assert set(ready + pending) == set(refs)
     assert one.stats["failed_early"] == 0
 
 

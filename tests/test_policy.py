@@ -54,6 +54,11 @@ def test_options_are_split_between_ray_and_us() -> None:
     )
 
 
+def test_a_slip_in_one_of_our_options_is_not_left_to_ray() -> None:
+    with pytest.raises(TypeError, match="unknown option 'on_unavailible'; did you mean 'on_unavailable'"):
+        actorsub.remote(max_restarts=-1, on_unavailible="raise")
+
+
 def test_mistakes_at_the_decorator_show_at_the_decorator() -> None:
     with pytest.raises(ValueError, match="on_unavailable must be one of"):
         actorsub.remote(max_restarts=-1, on_unavailable="never")
