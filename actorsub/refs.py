@@ -323,8 +323,8 @@ class _Gathering:
         """Waits for `wanted` outcomes, or (with stop_at_error) for one that is an error. False: time is over."""
         if watcher.is_own_thread():
             raise RuntimeError(
-                "actorsub.get, actorsub.wait and streams cannot block in a callback of actorsub, because it runs on the "
-                "thread that ends such waits. Block on another thread"
+                "actorsub.get, actorsub.wait and streams cannot block in a callback of actorsub: it runs on the thread "
+                "that ends such waits. Block on another thread"
             )
         self._wanted = wanted
         self._stop_at_error = stop_at_error
