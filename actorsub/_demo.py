@@ -41,6 +41,8 @@ DESCRIPTION = (
 
 # The sleeps stand for a model: the time it takes to load into a fresh process, and the time of one inference.
 MODEL_LOAD_S = 3.0
+# How often a local Ray may be started until it is up.
+START_ATTEMPTS = 3
 INFER_S = 0.004
 
 # Each request may try every worker this often, with a pause in between because all of them were away.
@@ -444,21 +446,12 @@ def _child_main(argument: str) -> int:
 
 
 async def _run_mode(task: ChildTask, report: TextIO) -> int:
-    import logging
-
     import ray
 
     def tell(kind: str, **facts: Any) -> None:
         print(json.dumps({"kind": kind, **facts}), file=report)
 
-    ray.init(
-        address="local",
-        num_cpus=2,  # the workers take none; this is how many idle processes Ray keeps ready
-        object_store_memory=100 * 2**20,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-    )
+    _start_ray()
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     loop = asyncio.get_running_loop()
     this_task = asyncio.current_task()
@@ -933,6 +926,29 @@ def _count(number: int, noun: str) -> str:
 
 
 # --- Report ---------------------------------------------------------------------------------------
+
+
+def _start_ray() -> None:
+    """Starts a local Ray. On a machine that is very busy Ray may miss its own limit of 30 s; then once more."""
+    import logging
+
+    import ray
+
+    for attempt in range(START_ATTEMPTS):
+        try:
+            ray.init(
+                address="local",
+                num_cpus=2,  # the workers take none; this is how many idle processes Ray keeps ready
+                object_store_memory=100 * 2**20,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+            return
+        except Exception as error:
+            ray.shutdown()
+            if attempt == START_ATTEMPTS - 1 or "timed out during startup" not in str(error):
+                raise
 
 
 def _machine() -> dict[str, Any]:

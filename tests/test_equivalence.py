@@ -1093,8 +1093,18 @@ table(
     },
 )
 case("handle: order comparison", raises=TypeError)(lambda w: w.methods < w.methods)
+
+
+def construct_without_arguments(world: World) -> None:
+    cls = type(world.methods)
+    handle = cls.__new__(cls)
+    # Half built: without this Ray's own __del__ complains of it, in whatever test runs when it is collected.
+    handle._ray_weak_ref = True
+    handle.__init__()  # type: ignore[misc]
+
+
 case("handle: no own constructor", raises=TypeError, text_differs="Ray lists parameters that are its own affair")(
-    lambda w: type(w.methods)()
+    construct_without_arguments
 )
 
 
