@@ -234,6 +234,9 @@ handle = RAISING.remote(path)
 plain = handle._actorsub_inner
 get(handle.pid.remote())
 method, with_options, bound = handle.pid, handle.pid.options(name="n"), handle.echo.remote
+# Its process and its connection: the last descriptors that the parent opens by itself.
+sentinel = lambda name: actorsub.stats(handle)["sentinel"][name]
+wait_until(lambda: sentinel("heartbeats_acked") and sentinel("process_watches"))
 descriptors = sorted(os.listdir("/proc/self/fd"))
 
 def in_child(function, limit_s=10):
