@@ -280,9 +280,6 @@ cdef class Actor:
     def count_refused(self, str reason):
         self.slot.CountRefused(<Refusal><int>REFUSAL_NAMES.index(reason))
 
-    def count_submitted(self):
-        self.slot.CountSubmitted()
-
     def count_waited(self):
         self.slot.CountWaited()
 

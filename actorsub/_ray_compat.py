@@ -87,12 +87,6 @@ def _validate_args() -> Any:
     return validate_args
 
 
-def _tracing_enabled() -> Any:
-    from ray.util.tracing.tracing_helper import _is_tracing_enabled
-
-    return _is_tracing_enabled
-
-
 def _ref_parts() -> Any:
     ref = ray.ObjectRef
     made_from = (ref.__doc__ or "").startswith("ObjectRef(id, owner_addr=")
@@ -361,14 +355,6 @@ def actor_id_of(handle: ray.actor.ActorHandle) -> Any:
 def is_original(handle: ray.actor.ActorHandle) -> bool:
     """True for the handle that creating the actor returned."""
     return bool(getattr(handle, "_ray_original_handle", False))
-
-
-def class_name_of(handle: ray.actor.ActorHandle) -> str:
-    return str(handle._ray_actor_creation_function_descriptor.class_name)
-
-
-def is_cross_language(handle: ray.actor.ActorHandle) -> bool:
-    return bool(getattr(handle, "_ray_is_cross_language", False))
 
 
 def default_num_returns(method: Any) -> Any:
