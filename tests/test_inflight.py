@@ -1233,7 +1233,8 @@ def test_detect_ray_opens_no_sockets_and_is_right(subject: Maker) -> None:
     found = ray.get(result, timeout=PATIENCE_S)
     error = found["error"]
     assert isinstance(error, actorsub.ActorUnavailableError)
-    assert (error.sent, error.evidence) == (True, "ray")
+    # Ray's word either way: whichever of its two ways to say so was faster.
+    assert error.sent and error.evidence in ("ray", "table")
     assert found["at_s"] - ended.get() < EARLY_S
     assert found["answer"] == "again"
     sentinel = found["stats"]["sentinel"]
