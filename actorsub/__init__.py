@@ -25,7 +25,16 @@ except ModuleNotFoundError as error:
         "folder to use the installed package, or compile the core in place with `make develop`"
     ) from error
 from actorsub._version import __version__
-from actorsub.errors import ActorDiedError, ActorState, ActorUnavailableError, DeadlineExceededError
+from actorsub.calls import Call
+from actorsub.errors import (
+    ActorDiedError,
+    ActorState,
+    ActorUnavailableError,
+    DeadlineExceededError,
+    NoReplicaError,
+    QueueFullError,
+)
+from actorsub.group import ReplicaGroup
 from actorsub.handle import ActorHandle, get_actor, on_state_change, policy, remote, stats, wrap
 from actorsub.policy import Policy
 from actorsub.refs import get, wait
@@ -36,8 +45,12 @@ __all__ = [
     "ActorHandle",
     "ActorState",
     "ActorUnavailableError",
+    "Call",
     "DeadlineExceededError",
+    "NoReplicaError",
     "Policy",
+    "QueueFullError",
+    "ReplicaGroup",
     "__version__",
     "get",
     "get_actor",

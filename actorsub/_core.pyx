@@ -11,8 +11,10 @@ Threads: everything here runs with the GIL. It is released in two places, becaus
 from cpython.exc cimport PyErr_Clear, PyErr_SetObject
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
+from cython.operator cimport dereference
 from libc.stdint cimport int32_t, int64_t, uint64_t
 from libc.string cimport memcpy
+from libcpp.unordered_map cimport unordered_map
 from libcpp.vector cimport vector
 
 from actorsub._cpp.actor_state cimport (
@@ -24,6 +26,19 @@ from actorsub._cpp.actor_state cimport (
     EvidenceName,
     Observation,
     StateOf,
+)
+from actorsub._cpp.balancer cimport (
+    BalancerKind,
+    Census,
+    GroupHealth,
+    HealthOptions,
+    Member,
+    NoPickName,
+    Outcome,
+    Picker,
+    PickerOptions,
+    PickRequest,
+    PickResult,
 )
 from actorsub._cpp.clock cimport Clock
 from actorsub._cpp.registry cimport Registry, SlotRef
@@ -37,9 +52,28 @@ from actorsub._cpp.sentinel cimport (
     WatchTarget,
 )
 from actorsub._cpp.slot cimport ActorId, Change, Refusal, RefusalName, Slot
+from actorsub._cpp.submit_queue cimport (
+    Admission,
+    Begin,
+    BeginVerdict,
+    Cancellation,
+    CancelVerdict,
+    CallRules,
+    Completion,
+    End,
+    Ended,
+    EndName,
+    Expiry,
+    PendingRule,
+    QueueCounters,
+    SubmitQueue,
+    Ticket,
+    Verdict,
+)
 
 import os
 import weakref
+from inspect import Parameter
 
 
 cdef extern from *:
@@ -66,6 +100,35 @@ cdef extern from *:
         return result;
     }
 
+    // Makes a new instance of `type` one of its subclass `to`, as assigning `__class__` does for classes written in
+    // Python: sound where both have the same layout, which is looked at once (`actorsub_same_layout`).
+    static void actorsub_relabel(PyObject* object, PyTypeObject* to) {
+        Py_INCREF(to);
+        Py_SET_TYPE(object, to);
+    }
+
+    static PyObject** actorsub_tuple_items(PyObject* tuple) {
+        return reinterpret_cast<PyTupleObject*>(tuple)->ob_item;
+    }
+
+    static int actorsub_same_layout(PyTypeObject* type, PyTypeObject* subclass) {
+        const unsigned long layout = Py_TPFLAGS_HAVE_GC;
+        return subclass->tp_base == type && !(type->tp_flags & Py_TPFLAGS_HEAPTYPE) &&
+               subclass->tp_basicsize == type->tp_basicsize && subclass->tp_itemsize == 0 && type->tp_itemsize == 0 &&
+               subclass->tp_dictoffset == 0 && subclass->tp_weaklistoffset == 0 &&
+               (subclass->tp_flags & layout) == (type->tp_flags & layout) &&
+               (type->tp_free == subclass->tp_free);
+    }
+
+    static void actorsub_set_dealloc(PyTypeObject* type, destructor dealloc) { type->tp_dealloc = dealloc; }
+
+    // The base frees the object but, being a static type, not its hold on the class.
+    static void actorsub_dealloc_as(PyTypeObject* base, PyObject* object) {
+        PyTypeObject* type = Py_TYPE(object);
+        base->tp_dealloc(object);
+        Py_DECREF(type);
+    }
+
     static PyObject* actorsub_new_exception(PyObject* type, PyObject* empty_tuple) {
         // Not a call of the type: that would run Ray's Python-level __init__, which formats a message.
         return reinterpret_cast<PyTypeObject*>(type)->tp_new(reinterpret_cast<PyTypeObject*>(type), empty_tuple, NULL);
@@ -74,9 +137,26 @@ cdef extern from *:
     ctypedef PyObject* (*actorsub_fastcall)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) noexcept
     int actorsub_add_remote(PyTypeObject* type, actorsub_fastcall function) except -1
     PyObject* actorsub_new_exception(PyObject* type, PyObject* empty_tuple) noexcept
+    ctypedef void (*destructor)(PyObject*) noexcept
+    void actorsub_relabel(PyObject* object, PyTypeObject* to) noexcept
+    bint actorsub_same_layout(PyTypeObject* type, PyTypeObject* subclass) noexcept
+    void actorsub_set_dealloc(PyTypeObject* type, destructor dealloc) noexcept
+    void actorsub_dealloc_as(PyTypeObject* base, PyObject* object) noexcept
 
 cdef extern from "Python.h":
     PyObject* PyObject_Vectorcall(PyObject* callable, PyObject* const* args, size_t nargs, PyObject* kwnames) noexcept
+    PyObject* PyObject_VectorcallMethod(PyObject* name, PyObject* const* args, size_t nargs, PyObject* kwnames) noexcept
+    PyObject* PyDict_GetItem(PyObject* dictionary, PyObject* key) noexcept
+    PyObject* PyDict_GetItemWithError(PyObject* dictionary, PyObject* key) noexcept
+    PyObject* PyList_New(Py_ssize_t size) noexcept
+    void PyList_SET_ITEM(PyObject* list, Py_ssize_t index, PyObject* item) noexcept
+    PyObject* PyList_GET_ITEM(PyObject* list, Py_ssize_t index) noexcept
+    Py_ssize_t PyList_GET_SIZE(PyObject* list) noexcept
+    bint PyList_CheckExact(PyObject* thing) noexcept
+    PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t index) noexcept
+    PyObject** tuple_items "actorsub_tuple_items"(PyObject* tuple) noexcept
+    Py_ssize_t PyTuple_GET_SIZE(PyObject* tuple) noexcept
+    bint PyObject_TypeCheck(PyObject* thing, PyTypeObject* type) noexcept
     object PyObject_CallMethodOneArg(object owner, object name, object argument)
 
 
@@ -93,9 +173,17 @@ cdef tuple state_members = ()           # ActorState (Python) by number.
 cdef object unavailable_error = None    # The class that the fast refusal raises.
 cdef object submit_slowly = None        # (method, args, kwargs) -> what .remote() returns.
 cdef tuple empty_tuple = ()
+cdef object ref_class = None            # Ray's ObjectRef, always.
 cdef object plain_ref = None            # Ray's ObjectRef; None where the installed Ray's cannot be made anew.
 cdef object early_ref = None            # The subclass that fails early (refs.ObjectRef).
 cdef object early_result = None         # The same for lists and generators: (actor, mark, result) -> result.
+cdef bint can_relabel = False           # A plain ref can be made an early one as it is, without a copy.
+
+cdef str submit_method = None           # Name of the core worker's method that takes a call; None: not known.
+cdef bytes positional_marker = None
+cdef dict tracing_flags = {}
+cdef object not_tracing = False
+cdef str tracing_flag_name = ""
 
 # Rises by one in every forked child, so that handles of the parent know that they are not in their process any more.
 cdef unsigned long fork_generation = 0
@@ -138,10 +226,23 @@ def bind_ray(worker, str connected, str core_worker, str getter, dict names_by_n
 
 def bind_refs(plain, early, other):
     """Hands in Ray's ObjectRef, the subclass that is to take its place, and a function for results of other shapes."""
-    global plain_ref, early_ref, early_result
+    global plain_ref, early_ref, early_result, can_relabel
     plain_ref = plain
     early_ref = early
     early_result = other
+    can_relabel = actorsub_same_layout(<PyTypeObject*>plain, <PyTypeObject*>early)
+    actorsub_set_dealloc(<PyTypeObject*>early, forget_ref)
+
+
+def bind_direct(ref, str name, bytes positional, dict tracing, str tracing_flag):
+    """Says how Ray's core takes a call: the method `name` of `worker.<core_worker>`, with `positional` before each
+    positional argument. While `tracing[tracing_flag]` is true every call goes through Ray's Python layers."""
+    global ref_class, submit_method, positional_marker, tracing_flags, tracing_flag_name
+    ref_class = ref
+    submit_method = name
+    positional_marker = positional
+    tracing_flags = tracing
+    tracing_flag_name = tracing_flag
 
 
 def bind_types(tuple states, unavailable, slow):
@@ -164,6 +265,8 @@ def after_fork_in_child():
     fork_generation += 1
     registry = new Registry()
     actors.clear()
+    queues_by_number.clear()
+    later.clear()
     # Its thread is not in this process; it closes its descriptors here and is leaked with its memory.
     sentinel.AbandonAfterFork()
 
@@ -199,6 +302,11 @@ cdef class Actor:
     cdef public double fail_at_s
     # (state before, incarnation before) of the last loss that was seen.
     cdef public object lost_incarnation
+    # Name of a concurrency group ("": none was named) -> CallQueue; and how calls failed: name of the class -> count.
+    cdef public dict queues
+    cdef public dict call_failures
+    # Method name -> concurrency group, where this process created the actor and hence knows.
+    cdef public dict method_groups
     # Functions of on_state_change, and the changes that they have not been told: (version, old, new, evidence).
     cdef public list listeners
     cdef public list changes
@@ -250,6 +358,13 @@ cdef class Actor:
     def is_subscribed(self):
         """True once Ray has reported a local state."""
         return self.slot.belief().ray_last != ActorState.kUnknown
+
+    def takes_calls(self):
+        """True when the actor is up, and Ray agrees. False: somebody has to look closer."""
+        return (
+            StateOf(self.slot.word()) == ActorState.kAlive
+            and ray_local_state(self, ray_core_worker()) == <int>ActorState.kAlive
+        )
 
     def belief(self):
         """(state name, evidence name, incarnation or None) at this moment."""
@@ -323,6 +438,9 @@ def actor_of(ray_id, session):
     actor.session = session
     actor.waiters = []
     actor.outcomes = {}
+    actor.queues = {}
+    actor.call_failures = {}
+    actor.method_groups = {}
     actor.listeners = []
     actor.changes = []
     actor.silence_s = float("inf")
@@ -353,11 +471,18 @@ def slot_count():
     return registry.size()
 
 
-cdef int ray_local_state(Actor actor) except -2:
-    """The state that Ray's local state names, as ActorState's number; -1: Ray has no opinion."""
+cdef object ray_core_worker():
+    """Ray's core worker while there is a connection, else None."""
     if ray_worker is None or getattr(ray_worker, connected_attribute) is not True:
+        return None
+    return getattr(ray_worker, core_worker_attribute)
+
+
+cdef int ray_local_state(Actor actor, object core_worker) except -2:
+    """The state that Ray's local state names, as ActorState's number; -1: Ray has no opinion."""
+    if core_worker is None:
         return -1
-    number = PyObject_CallMethodOneArg(getattr(ray_worker, core_worker_attribute), local_state_method, actor.ray_id)
+    number = PyObject_CallMethodOneArg(core_worker, local_state_method, actor.ray_id)
     if number is None:
         return -1
     cdef long value = number
@@ -384,7 +509,7 @@ cdef bint note_change(Actor actor, Change change) except -1:
 
 cdef bint observe_ray(Actor actor) except -1:
     cdef Observation observation
-    cdef int state = ray_local_state(actor)
+    cdef int state = ray_local_state(actor, ray_core_worker())
     if state < 0:
         return False
     observation.evidence = Evidence.kRay
@@ -410,7 +535,8 @@ cdef class CertifiedError(Exception):
     cdef bint _sent
     cdef object _detail
 
-    def __cinit__(self, *args, **kwargs):
+    # Without parameters: taking `*args, **kwargs` would make a dict for each refusal.
+    def __cinit__(self):
         self._incarnation = -1
         self._sent = True
 
@@ -500,6 +626,156 @@ cdef PyObject* refuse(Actor actor, uint64_t word, Refusal reason) noexcept:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+# The bit of a parameter that always counts as given.
+cdef enum:
+    kReserved = 63
+
+
+cdef class Submission:
+    """How the calls of one method are given to Ray's core, past Ray's Python layers.
+
+    Args:
+        arguments: of the core's submit method, all but the call's own, whose place is `place`.
+        num_returns: 0 or 1, or more: then a list is returned.
+        parameters: (name, kind, required) of the method's signature, in order; kind as in inspect.Parameter.
+
+    It takes calls of common shapes only; what does not fit the signature, or is unusual, is left to Ray, so that the
+    behaviour and the errors are Ray's.
+    """
+
+    cdef tuple arguments
+    cdef Py_ssize_t place
+    cdef int num_returns
+    cdef Py_ssize_t named_positional
+    cdef bint any_positional
+    cdef dict keywords                  # Name -> number of the parameter.
+    cdef bint any_keyword
+    cdef uint64_t required              # One bit for each parameter.
+
+    def __init__(self, tuple arguments, Py_ssize_t place, int num_returns, list parameters):
+        cdef uint64_t bit = 1
+        cdef Py_ssize_t number = 0
+        if len(parameters) > kReserved or not 0 <= place < len(arguments) < 32:
+            raise ValueError(f"at most 63 parameters and 31 arguments, got {len(parameters)} and {len(arguments)}")
+        self.arguments = arguments
+        self.place = place
+        self.num_returns = num_returns
+        self.keywords = {}
+        for name, kind, required in parameters:
+            if kind == Parameter.VAR_POSITIONAL:
+                self.any_positional = True
+            elif kind == Parameter.VAR_KEYWORD:
+                self.any_keyword = True
+            else:
+                if kind != Parameter.KEYWORD_ONLY:
+                    self.named_positional += 1
+                # Given by keyword, whether a positional-only one may go to **kwargs depends on Python's version.
+                self.keywords[name] = number if kind != Parameter.POSITIONAL_ONLY else kReserved
+                if required:
+                    self.required |= bit << number
+                number += 1
+        # Ray's own way has arguments of these names before the method's; what it says about them is for Ray to say.
+        self.keywords["self"] = kReserved
+        self.keywords["_ray_trace_ctx"] = kReserved
+
+    def flatten(self, tuple args, dict kwargs):
+        """The arguments as Ray's core takes them, as a list; None where Ray's own code has to look."""
+        cdef PyObject* flat = flatten_both(self, args, kwargs)
+        if flat == NULL:
+            return None
+        result = <object>flat
+        Py_DECREF(result)
+        return result
+
+
+cdef PyObject* flatten(
+    Submission submission, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames
+) noexcept:
+    """A new list of the arguments as Ray's core takes them. NULL, without an exception: Ray's own code must look."""
+    cdef Py_ssize_t count = nargs, given = 0, i, number
+    cdef uint64_t present
+    cdef PyObject* name
+    cdef PyObject* found
+    cdef PyObject* item
+    cdef PyObject* flat
+    if nargs > submission.named_positional and not submission.any_positional:
+        return NULL
+    if kwnames != NULL:
+        given = PyTuple_GET_SIZE(kwnames)
+        count += given
+    for i in range(count):
+        # Ray looks at refs among the arguments: their values may have to travel by other ways.
+        if PyObject_TypeCheck(args[i], <PyTypeObject*>ref_class):
+            return NULL
+    # Positional arguments beyond the named parameters belong to *args.
+    present = (<uint64_t>1 << min(nargs, submission.named_positional)) - 1 | <uint64_t>1 << kReserved
+    for i in range(given):
+        name = PyTuple_GET_ITEM(kwnames, i)
+        found = PyDict_GetItem(<PyObject*>submission.keywords, name)
+        if found == NULL:
+            if not submission.any_keyword:
+                return NULL
+            continue
+        number = <object>found
+        if present >> number & 1:
+            return NULL
+        present |= <uint64_t>1 << number
+    if submission.required & ~present:
+        return NULL
+    flat = PyList_New(2 * count)
+    if flat == NULL:
+        PyErr_Clear()
+        return NULL
+    for i in range(count):
+        item = <PyObject*>positional_marker if i < nargs else PyTuple_GET_ITEM(kwnames, i - nargs)
+        Py_INCREF(<object>item)
+        PyList_SET_ITEM(flat, 2 * i, item)
+        Py_INCREF(<object>args[i])
+        PyList_SET_ITEM(flat, 2 * i + 1, args[i])
+    return flat
+
+
+cdef PyObject* flatten_both(Submission submission, tuple args, dict kwargs) except? NULL:
+    """flatten() of a tuple and a dict."""
+    cdef PyObject* kwnames = NULL
+    cdef tuple values = args
+    if kwargs:
+        values = args + tuple(kwargs.values())
+        names = tuple(kwargs)
+        kwnames = <PyObject*>names
+    return flatten(submission, tuple_items(<PyObject*>values), len(args), kwnames)
+
+
+cdef PyObject* submit_directly(
+    Submission submission, PyObject* core_worker, PyObject* flat
+) noexcept:
+    """Gives one call to Ray's core; the result in the shape of `.remote()`, or NULL with an exception of Ray's core.
+    Takes over the reference to `flat`."""
+    cdef PyObject* stack[32]
+    cdef PyObject* arguments = <PyObject*>submission.arguments
+    cdef Py_ssize_t count = PyTuple_GET_SIZE(arguments), i
+    cdef PyObject* refs
+    cdef PyObject* result
+    stack[0] = core_worker
+    for i in range(count):
+        stack[i + 1] = PyTuple_GET_ITEM(arguments, i)
+    stack[submission.place + 1] = flat
+    refs = PyObject_VectorcallMethod(<PyObject*>submit_method, stack, count + 1, NULL)
+    Py_DECREF(<object>flat)
+    if refs == NULL or submission.num_returns > 1:
+        return refs
+    result = PyList_GET_ITEM(refs, 0) if submission.num_returns == 1 else <PyObject*>None
+    Py_INCREF(<object>result)
+    Py_DECREF(<object>refs)
+    return result
+
+
+cdef bint may_submit_directly(Submission submission) noexcept:
+    return submission is not None and PyDict_GetItem(
+        <PyObject*>tracing_flags, <PyObject*>tracing_flag_name
+    ) == <PyObject*>not_tracing
+
+
 cdef class HandleBase:
     """The native part of a wrapped handle. Ray's own handle is inside and owns the actor's reference count."""
 
@@ -522,12 +798,14 @@ cdef class MethodBase:
     cdef Actor actor
     cdef int on_unavailable
     cdef readonly object _actorsub_inner      # Ray's ActorMethod.
-    cdef object call                          # What `remote` calls: its own, with the options applied.
+    cdef object remote_call                   # What `remote` calls: Ray's own, with the options applied.
     cdef readonly object _actorsub_policy
     cdef readonly object _actorsub_handle     # Ray's own handle.
     cdef readonly str _actorsub_name
     cdef readonly object _actorsub_options    # Ray's options that were set by .options(), as a dict.
     cdef bint early                           # Its outcomes may be failed early: Ray will not resend the call.
+    cdef Submission submission                # How to do what `remote_call` does without it; None: not possible.
+    cdef public object _actorsub_line         # What `.call()` needs (calls.Line), made when it is first used.
 
     @property
     def _actorsub_actor(self):
@@ -535,7 +813,7 @@ cdef class MethodBase:
 
     def _actorsub_submit(self, unsigned int mark, args, kwargs):
         """Straight to Ray, counted. `mark`: losses() from before the look that let the call through."""
-        result = self.call(*args, **kwargs)
+        result = self.remote_call(*args, **kwargs)
         self.actor.slot.CountSubmitted()
         return make_early(self.actor, mark, result) if self.early else result
 
@@ -547,12 +825,65 @@ def fill_handle(HandleBase handle, Actor actor, inner, policy):
     return handle
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# Refs that fail early: which actor a ref is about, and from when. Beside the refs rather than in them, because a ref of
+# the subclass is Ray's own object with another class: making a second one would cost two operations on Ray's reference
+# counter, which its own threads contend for.
+
+ctypedef PyObject* ObjectAddress
+
+cdef struct RefNote:
+    PyObject* actor      # Counted.
+    unsigned int mark
+
+# Guarded by the GIL. Never destroyed: refs may outlive this module's teardown.
+cdef unordered_map[ObjectAddress, RefNote]* ref_notes = new unordered_map[ObjectAddress, RefNote]()
+
+
+cdef void forget_ref(PyObject* ref) noexcept:
+    """tp_dealloc of the subclass."""
+    cdef PyObject* actor = NULL
+    cdef unordered_map[ObjectAddress, RefNote].iterator found = ref_notes.find(ref)
+    if found != ref_notes.end():
+        actor = dereference(found).second.actor
+        ref_notes.erase(found)
+    actorsub_dealloc_as(<PyTypeObject*>plain_ref, ref)
+    if actor != NULL:
+        Py_DECREF(<object>actor)
+
+
+def early_of(plain, Actor actor, unsigned int mark):
+    """An ObjectRef of the subclass for the same object: `plain` itself, where the installed Ray's layout allows it.
+
+    `plain` must have been made just now: nobody else may hold it.
+    """
+    cdef RefNote note
+    ref = plain
+    if type(plain) is plain_ref:
+        if can_relabel:
+            actorsub_relabel(<PyObject*>plain, <PyTypeObject*>early_ref)
+        else:
+            ref = early_ref(plain.binary(), plain.owner_address(), plain.call_site())
+    elif ref_notes.count(<PyObject*>ref):
+        return ref
+    note.actor = <PyObject*>actor
+    note.mark = mark
+    dereference(ref_notes)[<ObjectAddress>ref] = note
+    Py_INCREF(actor)
+    return ref
+
+
+def call_of(ref):
+    """(actor, mark) of a ref that fails early; (None, 0) of any other."""
+    cdef unordered_map[ObjectAddress, RefNote].iterator found = ref_notes.find(<PyObject*>ref)
+    if found == ref_notes.end():
+        return None, 0
+    return <object>dereference(found).second.actor, dereference(found).second.mark
+
+
 cdef object make_early(Actor actor, unsigned int mark, result):
     if type(result) is plain_ref:
-        ref = early_ref(result.binary(), result.owner_address(), result.call_site())
-        ref._actorsub_actor = actor
-        ref._actorsub_mark = mark
-        return ref
+        return early_of(result, actor, mark)
     return early_result(actor, mark, result)
 
 
@@ -565,21 +896,26 @@ cdef PyObject* make_early_or_null(Actor actor, unsigned int mark, PyObject* resu
     return <PyObject*>made
 
 
+# The types under which functions that may raise are called where a raised exception is simply NULL.
 ctypedef PyObject* (*early_or_null)(Actor, unsigned int, PyObject*) noexcept
+ctypedef PyObject* (*core_or_null)() noexcept
+ctypedef int (*state_or_error)(Actor, object) noexcept
 
 
 def fill_method(
-    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable, bint early
+    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable, bint early,
+    Submission submission
 ):
     method.actor = actor
     method._actorsub_handle = handle
     method._actorsub_name = name
     method._actorsub_inner = inner
     method._actorsub_options = options
-    method.call = call
+    method.remote_call = call
     method._actorsub_policy = policy
     method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
     method.early = early and plain_ref is not None
+    method.submission = submission
     return method
 
 
@@ -609,7 +945,7 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     cdef ActorState state
     cdef int ray_state
     cdef unsigned int mark
-    cdef PyObject* result
+    cdef PyObject* core_worker
     if actor is None or actor.generation != fork_generation:
         return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
     mark = actor.slot.losses()
@@ -617,15 +953,13 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     state = StateOf(word)
     # The second look at the losses makes mark and word belong together (slot.h, invariant 4).
     if state == ActorState.kAlive and actor.slot.losses() == mark:
-        ray_state = (<int (*)(Actor) noexcept>ray_local_state)(actor)
-        if ray_state == <int>ActorState.kAlive:
-            result = PyObject_Vectorcall(<PyObject*>method.call, args, nargs, kwnames)
-            if result == NULL:
-                return NULL
-            actor.slot.CountSubmitted()
-            if not method.early:
-                return result
-            return (<early_or_null>make_early_or_null)(actor, mark, result)
+        core_worker = (<core_or_null>ray_core_worker)()
+        ray_state = -2
+        if core_worker != NULL:
+            ray_state = (<state_or_error>ray_local_state)(actor, <object>core_worker)
+            if ray_state == <int>ActorState.kAlive:
+                return submit(method, mark, core_worker, args, nargs, kwnames)
+            Py_DECREF(<object>core_worker)
         if ray_state == -2:
             # The slow path asks again and lets the error out with a traceback.
             PyErr_Clear()
@@ -635,6 +969,26 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
         if state == ActorState.kUnreachable:
             return refuse(actor, word, Refusal.kUnreachable)
     return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
+
+
+cdef PyObject* submit(
+    MethodBase method, unsigned int mark, PyObject* core_worker, PyObject* const* args, Py_ssize_t nargs,
+    PyObject* kwnames
+) noexcept:
+    """Straight to Ray, counted. Takes over the reference to `core_worker`."""
+    cdef PyObject* flat = NULL
+    cdef PyObject* result
+    if may_submit_directly(method.submission):
+        flat = flatten(method.submission, args, nargs, kwnames)
+    if flat != NULL:
+        result = submit_directly(method.submission, core_worker, flat)
+    else:
+        result = PyObject_Vectorcall(<PyObject*>method.remote_call, args, nargs, kwnames)
+    Py_DECREF(<object>core_worker)
+    if result == NULL:
+        return NULL
+    method.actor.slot.CountSubmitted()
+    return (<early_or_null>make_early_or_null)(method.actor, mark, result) if method.early else result
 
 
 actorsub_add_remote(<PyTypeObject*>MethodBase, <actorsub_fastcall>remote)
@@ -653,6 +1007,472 @@ def state(handle):
         if actor is not None:
             return state_members[<int>StateOf(actor.slot.word())]
     raise TypeError(f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Requests: the binding of the submit queue. See submit_queue.h for what the words mean.
+
+VERDICTS = {
+    "send": <int>Verdict.kSend,
+    "wait": <int>Verdict.kWait,
+    "away": <int>Verdict.kRefusedAway,
+    "dead": <int>Verdict.kRefusedDead,
+    "pending": <int>Verdict.kRefusedPending,
+    "full": <int>Verdict.kFull,
+    "expired": <int>Verdict.kExpired,
+    "closed": <int>Verdict.kClosed,
+}
+ON_PENDING = {
+    "submit": <int>PendingRule.kSubmit, "fail": <int>PendingRule.kRefuse, "wait": <int>PendingRule.kWait
+}
+# A deadline that never comes.
+NEVER_NS = 0x7FFFFFFFFFFFFFFF
+
+# Number -> weak reference to its CallQueue, for the timers.
+cdef dict queues_by_number = {}
+cdef uint64_t last_queue_number = 0
+
+
+def now_ns():
+    """The sentinel's clock, which deadlines are on."""
+    return Clock.Monotonic().NowNs()
+
+
+def give(Submission submission, remote_call, Actor actor, tuple args, dict kwargs):
+    """Gives a call to Ray, which returns what `.remote()` returns; Ray's own refs, counted."""
+    cdef PyObject* flat = NULL
+    cdef PyObject* result
+    core_worker = ray_core_worker() if may_submit_directly(submission) else None
+    if core_worker is not None:
+        flat = flatten_both(submission, args, kwargs)
+    if flat == NULL:
+        given = remote_call(*args, **kwargs)
+    else:
+        result = submit_directly_or_raise(submission, <PyObject*>core_worker, flat)
+        given = <object>result
+        Py_DECREF(given)
+    actor.slot.CountSubmitted()
+    return given
+
+
+cdef PyObject* submit_directly_or_raise(Submission submission, PyObject* core_worker, PyObject* flat) except NULL:
+    return submit_directly(submission, core_worker, flat)
+
+
+cdef class CallBase:
+    """The native part of a Call: its fields. Those without a leading `_actorsub` are concurrent.futures' own."""
+
+    cdef object _lock
+    cdef public object _state
+    cdef public object _result
+    cdef public object _exception
+    cdef public object _waiters
+    cdef public object _done_callbacks
+    cdef public object _actorsub_line         # calls.Line
+    cdef public object _actorsub_args
+    cdef public object _actorsub_kwargs
+    cdef public object _actorsub_refs         # None until it was sent; then Ray's own refs, as a list.
+    cdef public object _actorsub_left         # Outcomes that are still to come, where there are several.
+    cdef readonly uint64_t _actorsub_ticket
+    cdef readonly unsigned int _actorsub_mark
+    # True while the thread that made the call still copies its arguments: the sender leaves it alone.
+    cdef public bint _actorsub_unready
+
+    @property
+    def _condition(self):
+        # Of each its own, as with every Future: `concurrent.futures.wait` takes those of all its futures, in an order
+        # that one lock for all Calls would break. Made when somebody asks, since most that wait in line need none.
+        if self._lock is None:
+            made = call_condition()
+            # Looked at again: making it may have let another thread run.
+            if self._lock is None:
+                self._lock = made
+        return self._lock
+
+
+cdef object call_condition = None
+
+
+def bind_calls(condition):
+    """Hands in what makes the `_condition` of a Call."""
+    global call_condition
+    call_condition = condition
+
+
+cdef class CallQueue:
+    """The calls of this process to one actor, or to one concurrency group of it, which have no end yet.
+
+    Everything happens under the GIL, so a ticket and the call that it stands for are noted in one step. Holds no
+    reference to the Actor: that one has its queues.
+    """
+
+    cdef SlotRef* reference
+    cdef SubmitQueue* queue
+    cdef readonly uint64_t number
+    # Ticket -> Call. Whoever takes a call out of here ends it.
+    cdef readonly dict calls
+    # The deadline of which no timer could be set: the watcher has to look at the clock. NEVER_NS: none.
+    cdef public int64_t unset_timer_ns
+    # True while the sender has it on its list.
+    cdef public bint is_due
+    # True when the sender met an unready call; whoever made that one calls it again.
+    cdef public bint is_stalled
+    # Corrections of the native counters: outcomes that nobody waited for any more; calls that FailLost ended although
+    # their outcome was there; calls taken back by Cancel that no user cancelled; streams past their deadline.
+    cdef public uint64_t late
+    cdef readonly uint64_t kept
+    cdef public uint64_t withdrawn
+    cdef readonly uint64_t overdue_streams
+    cdef object __weakref__
+
+    def __cinit__(self, Actor actor=None):
+        global last_queue_number
+        cdef ActorId id
+        cdef bytes key
+        if actor is not None:
+            self.reference = new SlotRef(actor.reference[0])
+        else:
+            # The line of a group: its slot is nobody else's.
+            key = os.urandom(16)
+            memcpy(id.data(), <const char*>key, 16)
+            self.reference = new SlotRef(registry.Acquire(id))
+        self.queue = new SubmitQueue(self.reference.get())
+        self.calls = {}
+        self.unset_timer_ns = NEVER_NS
+        last_queue_number += 1
+        self.number = last_queue_number
+        self.generation = fork_generation
+        queues_by_number[self.number] = weakref.ref(self)
+
+    def __dealloc__(self):
+        # In a forked child they are the parent's, whose locks may have been held.
+        if self.generation == fork_generation:
+            queues_by_number.pop(self.number, None)
+            sentinel.CancelTimer(self.number)
+            del self.queue
+            del self.reference
+
+    cdef unsigned long generation
+
+    def admit(
+        self, CallBase call, int64_t deadline_ns, unsigned int window, unsigned int max_queued, bint wait_while_away,
+        int on_pending
+    ):
+        """(verdict, release) of Admit; notes the call where it got a ticket."""
+        cdef CallRules rules
+        cdef Admission admission
+        rules.deadline_ns = deadline_ns
+        rules.window = window
+        rules.max_queued = max_queued
+        rules.wait_while_away = wait_while_away
+        rules.on_pending = <PendingRule>on_pending
+        admission = self.queue.Admit(rules, Clock.Monotonic().NowNs())
+        if admission.ticket:
+            call._actorsub_ticket = admission.ticket
+            call._actorsub_mark = admission.mark
+            self.calls[admission.ticket] = call
+            if admission.arm_ns != <int64_t>NEVER_NS:
+                self.set_timer(admission.arm_ns)
+        return <int>admission.verdict, admission.release
+
+    cdef set_timer(self, int64_t at_ns):
+        if not sentinel.AddTimer(self.number, at_ns):
+            self.unset_timer_ns = min(self.unset_timer_ns, at_ns)
+
+    def arm(self):
+        """Sets the timer anew, after the sentinel was stopped and started."""
+        cdef int64_t next_ns = self.queue.next_deadline_ns()
+        if next_ns != <int64_t>NEVER_NS:
+            self.set_timer(next_ns)
+
+    def release(self, size_t most):
+        """(tickets, ended) of Release."""
+        cdef vector[Ticket] tickets
+        cdef vector[Ended] ended
+        self.queue.Release(Clock.Monotonic().NowNs(), most, &tickets, &ended)
+        return tickets, self.take(ended, ())
+
+    def begin_send(self, uint64_t ticket):
+        """The Call to send now; None where BeginSend says that it is gone; False where it is in the line again, or is
+        not ready (then `is_stalled`)."""
+        cdef Begin begin
+        waiting = self.calls.get(ticket)
+        if waiting is not None and (<CallBase>waiting)._actorsub_unready:
+            self.is_stalled = True
+            return False
+        begin = self.queue.BeginSend(ticket)
+        if begin.verdict == BeginVerdict.kBack:
+            return False
+        if begin.verdict == BeginVerdict.kGone:
+            return None
+        call = <CallBase>self.calls[ticket]
+        (<CallBase>call)._actorsub_mark = begin.mark
+        return call
+
+    def end_send(self, uint64_t ticket):
+        self.queue.EndSend(ticket)
+
+    def complete(self, uint64_t ticket):
+        """(the Call, or None where it has had its end; release)."""
+        cdef Completion completion = self.queue.Complete(ticket)
+        return self.calls.pop(ticket, None), completion.release
+
+    def abort(self, uint64_t ticket):
+        """As complete(), for a call that Ray did not take."""
+        cdef bint release = self.queue.Abort(ticket).release
+        return self.calls.pop(ticket, None), release
+
+    def cancel(self, uint64_t ticket):
+        """(True: ended, never sent; False: it is with Ray; None: it has its end already, release)."""
+        cdef Cancellation cancellation = self.queue.Cancel(ticket)
+        if cancellation.verdict == CancelVerdict.kCancelledHere:
+            self.calls.pop(ticket, None)
+            return True, cancellation.release
+        return (False if cancellation.verdict == CancelVerdict.kSent else None), cancellation.release
+
+    def expire(self):
+        """(ended, release) of Expire."""
+        cdef vector[Ended] ended
+        cdef Expiry expiry
+        self.unset_timer_ns = NEVER_NS
+        expiry = self.queue.Expire(Clock.Monotonic().NowNs(), &ended)
+        if expiry.next_ns != <int64_t>NEVER_NS:
+            self.set_timer(expiry.next_ns)
+        return self.take(ended, ()), expiry.release
+
+    def review(self):
+        """(ended, release) of Review."""
+        cdef vector[Ended] ended
+        cdef bint release = self.queue.Review(&ended)
+        return self.take(ended, ()), release
+
+    def set_open(self, bint is_open):
+        """For a queue without an actor: whether calls may leave the line."""
+        cdef Observation observation
+        observation.evidence = Evidence.kRay
+        observation.verdict = ActorState.kAlive if is_open else ActorState.kRestarting
+        self.reference.get().Apply(observation)
+
+    def has_lost(self):
+        return self.queue.has_lost()
+
+    def has_waiting(self):
+        return self.queue.counters().waiting > 0
+
+    def fail_lost(self, keep):
+        """(ended, release) of FailLost. Calls in `keep` stay noted: their outcome is on its way."""
+        cdef vector[Ended] ended
+        cdef bint release = self.queue.FailLost(&ended)
+        return self.take(ended, keep), release
+
+    def close(self):
+        """Ended of CloseAll."""
+        cdef vector[Ended] ended
+        self.queue.CloseAll(&ended)
+        return self.take(ended, ())
+
+    cdef list take(self, const vector[Ended]& ended, keep):
+        """[(Call, end, sent)]: the calls are no longer noted."""
+        cdef list taken = []
+        cdef size_t i
+        for i in range(ended.size()):
+            call = self.calls.get(ended[i].ticket)
+            if call is None:
+                # A stream that was handed out has only its place left here.
+                if ended[i].end == End.kDeadline:
+                    self.overdue_streams += 1
+            elif call in keep:
+                self.kept += 1
+            else:
+                del self.calls[ended[i].ticket]
+                taken.append((call, EndName(ended[i].end).decode(), ended[i].sent))
+        return taken
+
+    def counters(self):
+        """The native counters, corrected."""
+        cdef QueueCounters counters = self.queue.counters()
+        counters.late = self.late
+        counters.sent -= counters.aborted
+        counters.completed += self.kept
+        counters.lost -= self.kept
+        counters.cancelled_here -= self.withdrawn
+        counters.expired_there -= self.overdue_streams
+        return counters
+
+
+# Number -> function that call_later() was given.
+cdef dict later = {}
+
+
+def call_later(int64_t delay_ns, function):
+    """Has the watcher call `function()` after that time; where no timer can be set, calls it now."""
+    global last_queue_number
+    last_queue_number += 1
+    cdef uint64_t number = last_queue_number
+    later[number] = function
+    if not sentinel.AddTimer(number, Clock.Monotonic().NowNs() + delay_ns):
+        del later[number]
+        function()
+
+
+def take_later(uint64_t number):
+    """The function of that timer, once; None when it is none of call_later()."""
+    return later.pop(number, None)
+
+
+def queue_of_timer(uint64_t number):
+    """The CallQueue that has this timer; None when it is gone."""
+    reference = queues_by_number.get(number)
+    return None if reference is None else reference()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Groups: the binding of the balancers. See balancer.h for what the words mean.
+
+BALANCERS = {
+    "round_robin": <int>BalancerKind.kRoundRobin,
+    "least_loaded": <int>BalancerKind.kLeastLoaded,
+    "consistent_hash": <int>BalancerKind.kConsistentHash,
+}
+OUTCOMES = {
+    "success": <int>Outcome.kSuccess,
+    "application_error": <int>Outcome.kApplicationError,
+    "failure": <int>Outcome.kFailure,
+    "unsent": <int>Outcome.kUnsent,
+    "lost": <int>Outcome.kLost,
+}
+MEMBER_HEALTH = ("healthy", "ejected", "probing")
+
+
+cdef class GroupState:
+    """What the members of one group share (GroupHealth). Options as in HealthOptions, times in seconds."""
+
+    cdef GroupHealth* health
+
+    def __cinit__(
+        self, *, bint eject, unsigned int consecutive_failures, double base_ejection_s, double max_ejection_s,
+        double max_ejected_share
+    ):
+        cdef HealthOptions options
+        options.eject = eject
+        options.consecutive_failures = consecutive_failures
+        options.base_ejection_ns = _nanoseconds(base_ejection_s)
+        options.max_ejection_ns = _nanoseconds(max_ejection_s)
+        options.max_ejected_share = max_ejected_share
+        self.health = new GroupHealth(options)
+
+    def __dealloc__(self):
+        del self.health
+
+    def counters(self):
+        return {
+            "in_flight": self.health.in_flight(),
+            "ejected": self.health.ejected(),
+            "ejection_limit": self.health.EjectionLimit(),
+            "ejections": self.health.ejections(),
+            "ejections_refused": self.health.ejections_refused(),
+            "probes": self.health.probes(),
+        }
+
+
+cdef class GroupMember:
+    """One replica of one group."""
+
+    cdef Member* member
+    cdef readonly GroupState group
+    cdef readonly Actor actor
+    cdef readonly object handle
+    cdef unsigned long generation
+
+    def __cinit__(self, GroupState group, Actor actor, handle):
+        self.group = group
+        self.actor = actor
+        self.handle = handle
+        self.generation = fork_generation
+        self.member = new Member(group.health, actor.slot)
+
+    def __dealloc__(self):
+        if self.generation == fork_generation:
+            del self.member
+
+    def start(self):
+        """One attempt begins; returns when, for end()."""
+        cdef int64_t now_ns = Clock.Monotonic().NowNs()
+        self.member.OnStart(now_ns)
+        return now_ns
+
+    def end(self, int outcome, int64_t started_ns, unsigned int probe):
+        cdef int64_t now_ns = Clock.Monotonic().NowNs()
+        self.member.OnEnd(<Outcome>outcome, now_ns - started_ns, now_ns, probe)
+
+    def abandon(self, unsigned int probe):
+        self.member.AbandonProbe(probe)
+
+    def retire(self):
+        self.member.Retire()
+
+    @property
+    def in_flight(self):
+        return self.member.in_flight()
+
+    @property
+    def health(self):
+        return MEMBER_HEALTH[<int>self.member.health()]
+
+    @property
+    def failures_in_a_row(self):
+        return self.member.failures_in_a_row()
+
+    @property
+    def started(self):
+        return self.member.started()
+
+
+cdef class GroupPicker:
+    """Chooses among a fixed list of GroupMembers; a change of membership makes a new one."""
+
+    cdef Picker* picker
+    cdef readonly list members
+    cdef readonly dict index_of
+
+    def __cinit__(self, list members, int kind, double panic_share, uint64_t seed):
+        cdef PickerOptions options
+        cdef vector[Member*] native
+        cdef GroupMember member
+        options.kind = <BalancerKind>kind
+        options.panic_share = panic_share
+        options.seed = seed
+        for member in members:
+            native.push_back(member.member)
+        self.members = members
+        self.index_of = {member: i for i, member in enumerate(members)}
+        self.picker = new Picker(options, native)
+
+    def __dealloc__(self):
+        del self.picker
+
+    def pick(self, uint64_t key, tried):
+        """(GroupMember, probe), or (None, reason). `tried`: GroupMembers that are not to be picked."""
+        cdef vector[int32_t] excluded
+        cdef PickRequest request
+        cdef PickResult result
+        for member in tried:
+            index = self.index_of.get(member)
+            if index is not None:
+                excluded.push_back(index)
+        request.key = key
+        request.excluded = excluded.data()
+        request.excluded_count = excluded.size()
+        request.now_ns = Clock.Monotonic().NowNs()
+        result = self.picker.Pick(request)
+        if result.index < 0:
+            return None, NoPickName(result.reason).decode()
+        return self.members[result.index], result.probe
+
+    def able(self):
+        """How many members could take a call: those that are up, and those whose actor was never up yet."""
+        cdef Census census = self.picker.Count()
+        return census.up + census.pending
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -741,7 +1561,7 @@ def wake_watcher():
 
 
 def drain_events():
-    """The events since the last call, in order: (Actor or None, kind, cause, seen_s)."""
+    """The events since the last call, in order: (Actor or None, kind, cause, seen_s, timer)."""
     cdef vector[SentinelEvent] events
     cdef SentinelEvent event
     cdef list drained = []
@@ -756,6 +1576,7 @@ def drain_events():
             SentinelEventKindName(event.kind).decode(),
             SentinelCauseName(event.cause).decode(),
             event.seen_ns / 1e9,
+            event.timer_id,
         ))
     return drained
 

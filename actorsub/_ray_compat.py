@@ -129,6 +129,92 @@ def _put_object() -> _Put | None:
     return None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Direct:
+    """How an actor call is given to Ray's core, past Ray's Python layers."""
+
+    parameters: tuple[str, ...]  #: names of submit_actor_task's, in order
+    positional: bytes  #: stands before each positional argument
+    tracing: dict[str, Any]  #: the module with the flag
+
+
+# What each parameter of `submit_actor_task` is called in the versions that are known, 2.49 to 2.60.
+_SUBMIT_PARAMETERS = {
+    "language",
+    "actor_id",
+    "function_descriptor",
+    "args",
+    "name",
+    "num_returns",
+    "max_retries",
+    "retry_exceptions",
+    "retry_exception_allowlist",
+    "num_method_cpus",
+    "concurrency_group_name",
+    "generator_backpressure_num_objects",
+    "num_objects_per_yield",
+    "enable_task_events",
+    "tensor_transport",
+    "py_tensor_transport",
+    "labels",
+}
+# Options of `ActorMethod._remote` that are known; a Ray with others may do more in there than is done here.
+_METHOD_OPTIONS = {
+    "name",
+    "num_returns",
+    "max_task_retries",
+    "retry_exceptions",
+    "concurrency_group",
+    "_generator_backpressure_num_objects",
+    "_num_objects_per_yield",
+    "enable_task_events",
+    "tensor_transport",
+    "_labels",
+}
+# Those of them that are taken over as they are when they are set by `.options()`.
+_DIRECT_OPTIONS = {"name", "num_returns", "max_task_retries", "retry_exceptions", "concurrency_group"}
+
+
+def _submit_parameters(core_worker_class: Any) -> tuple[str, ...] | None:
+    """The names, from the signature in the docstring that compiled methods carry; None when one is not known."""
+    first_line = (core_worker_class.submit_actor_task.__doc__ or "").split("\n")[0]
+    inside = first_line.partition("(")[2].rpartition(")")[0]
+    names = []
+    for one in inside.split(", ")[1:]:
+        declared = one.split("=")[0].split(":")[0].strip()
+        names.append(declared.rpartition(" ")[2])
+    return tuple(names) if "args" in names and set(names) <= _SUBMIT_PARAMETERS else None
+
+
+def _direct_submission() -> _Direct | None:
+    raylet = importlib.import_module("ray._raylet")
+    from ray.util.tracing import tracing_helper
+
+    try:
+        from ray._common import signature
+    except ImportError:
+        from ray._private import signature
+    parameters = _submit_parameters(raylet.CoreWorker)
+    options = method_option_names()
+    if parameters is None or options is None or not options <= _METHOD_OPTIONS:
+        return None
+    if tracing_helper._global_is_tracing_enabled not in (True, False):
+        return None
+    return _Direct(parameters, signature.DUMMY_TYPE, vars(tracing_helper))
+
+
+@functools.lru_cache(maxsize=1)
+def method_option_names() -> frozenset[str] | None:
+    """The options that Ray's ActorMethod.options passes on; None when they cannot be told."""
+    remote = getattr(ray.actor.ActorMethod, "_remote", None)
+    if remote is None:
+        return None
+    parameters = inspect.signature(remote).parameters
+    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+        return None
+    return frozenset(parameters) - {"self", "args", "kwargs"}
+
+
 global_worker: Any = _try("worker", _global_worker, "Ray's local actor state is not read")
 _local_state: Any = _try("local state", _local_state_getter, "Ray's local actor state is not read")
 _ActorTableData: Any = _try("actor table message", _actor_table, "the public state API is asked instead")
@@ -136,6 +222,7 @@ _read_table: Any = _try("actor table", _table_reader, "the public state API is a
 _helpers: Any = _try("handle pickling", _handle_helpers, "a handle given as a whole argument arrives as a plain one")
 _refs: Any = _try("refs", _ref_parts, "calls in flight fail when Ray says so, seconds later")
 _put: _Put | None = _try("failed refs", _put_object, "a refusal by ref costs a whole ray.put")
+_direct: _Direct | None = _try("submission", _direct_submission, "calls go through Ray's own Python layers")
 _validate: Any = _try("signature check", _validate_args, "wrong arguments of a refused call are not noticed")
 
 
@@ -377,6 +464,22 @@ def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any
     return _WithOptions(method, options).remote
 
 
+def call_without_retries(method: Any, options: dict[str, Any]) -> Callable[..., Any]:
+    """The same for calls that Ray must not resend."""
+    return call_with_options(method, {**options, "max_task_retries": 0, "retry_exceptions": False})
+
+
+def has_retries(method: Any) -> bool:
+    """Whether Ray would resend the method's calls."""
+    return bool(getattr(method, "_max_task_retries", 0))
+
+
+def concurrency_groups(actor_class: Any) -> dict[str, str]:
+    """Method name -> concurrency group, where the class says so; only who creates an actor can tell."""
+    metadata = getattr(getattr(actor_class, "__ray_metadata__", None), "method_meta", None)
+    return dict(getattr(metadata, "concurrency_group_for_methods", None) or {})
+
+
 class _WithOptions:
     def __init__(self, method: Any, options: dict[str, Any]) -> None:
         self._submit = method._remote
@@ -405,16 +508,90 @@ def check_arguments(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     _validate(parameters, args, kwargs)
 
 
-@functools.lru_cache(maxsize=1)
-def method_option_names() -> frozenset[str] | None:
-    """The options that Ray's ActorMethod.options passes on; None when they cannot be told."""
-    remote = getattr(ray.actor.ActorMethod, "_remote", None)
-    if remote is None:
+#: What `submission_of` hands out: the arguments of `_core.Submission`.
+SubmissionParts = tuple[tuple[Any, ...], int, int, list[tuple[str, Any, bool]]]
+
+
+def direct_binding() -> tuple[type, str, bytes, dict[str, Any], str] | None:
+    """What `_core.bind_direct` takes; None where every call goes through Ray's Python layers."""
+    if _direct is None or global_worker is None:
         return None
-    parameters = inspect.signature(remote).parameters
-    if any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values()):
+    return ray.ObjectRef, "submit_actor_task", _direct.positional, _direct.tracing, "_global_is_tracing_enabled"
+
+
+def submission_of(method: Any, options: dict[str, Any] | None, *, retries: bool = True) -> SubmissionParts | None:
+    """How the calls of Ray's ActorMethod `method` are given to Ray's core; None when Ray's own `.remote()` has to.
+
+    That is so for streams, for another language, for tensor transports, for decorated methods, for values that Ray
+    would complain about, and in local mode. `retries=False`: Ray never resends.
+
+    Source: what `ActorMethod._remote` and `ActorHandle._actor_method_call` of Ray 2.49 to 2.60 do with their values.
+    """
+    if _direct is None:
         return None
-    return frozenset(parameters) - {"self", "args", "kwargs"}
+    try:
+        return _submission_of(_direct, method, options or {}, retries)
+    except (AttributeError, KeyError) as error:
+        _missing.setdefault("submission", f"calls go through Ray's own Python layers ({error!r})")
+        return None
+
+
+def _submission_of(direct: _Direct, method: Any, given: dict[str, Any], retries: bool) -> SubmissionParts | None:
+    if not set(given) <= _DIRECT_OPTIONS:
+        return None
+    handle = method._actor
+    if (
+        handle is None
+        or handle._ray_is_cross_language
+        or method._decorator is not None
+        or not uses_object_store(method)
+    ):
+        return None
+    if getattr(global_worker, "mode", None) == getattr(ray, "LOCAL_MODE", object()):
+        return None
+    name = method._method_name
+    # Ray adds one to every method, and fills it while tracing is on; then Ray's own way is taken anyway.
+    parameters = [one for one in handle._ray_method_signatures[name] if one.name != "_ray_trace_ctx"]
+    num_returns = given.get("num_returns")
+    num_returns = method._num_returns if num_returns is None else num_returns
+    if type(num_returns) is not int or num_returns < 0:
+        return None
+    max_retries = given.get("max_task_retries")
+    max_retries = method._max_task_retries if max_retries is None else max_retries
+    on_exceptions = given.get("retry_exceptions")
+    on_exceptions = method._retry_exceptions if on_exceptions is None else on_exceptions
+    if not isinstance(on_exceptions, (bool, list, tuple, type(None))):
+        return None
+    allowed = tuple(on_exceptions) if isinstance(on_exceptions, (list, tuple)) else None
+    per_yield = getattr(method, "_num_objects_per_yield", 1)
+    backpressure = method._generator_backpressure_num_objects
+    transport = method._tensor_transport
+    values = {
+        "language": handle._ray_actor_language,
+        "actor_id": handle._ray_actor_id,
+        "function_descriptor": handle._ray_function_descriptor[name],
+        # Its place is for the call's own.
+        "args": None,
+        "name": given.get("name", ""),
+        "num_returns": num_returns,
+        "max_retries": (max_retries or 0) if retries else 0,
+        "retry_exceptions": (bool(on_exceptions) or allowed is not None) if retries else False,
+        "retry_exception_allowlist": allowed if retries else None,
+        "num_method_cpus": handle._ray_actor_method_cpus,
+        "concurrency_group_name": b"" if given.get("concurrency_group") is None else given["concurrency_group"],
+        "generator_backpressure_num_objects": -1 if backpressure is None else backpressure,
+        "num_objects_per_yield": 1 if per_yield is None else per_yield,
+        "enable_task_events": method._enable_task_events,
+        "tensor_transport": transport,
+        "py_tensor_transport": getattr(transport, "value", transport),
+        "labels": None,
+    }
+    shape = [
+        (one.name, one.kind, one.default is one.empty and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD))
+        for one in parameters
+    ]
+    arguments = tuple(values[one] for one in direct.parameters)
+    return arguments, direct.parameters.index("args"), num_returns, shape
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -535,9 +712,14 @@ def fails_early(method: Any, options: dict[str, Any] | None) -> bool:
     retries = given.get("max_task_retries")
     if retries is None:
         retries = getattr(method, "_max_task_retries", 0)
-    transport = given.get("tensor_transport") or getattr(method, "_tensor_transport", None)
+    return not retries and not given.get("tensor_transport") and uses_object_store(method)
+
+
+def uses_object_store(method: Any) -> bool:
+    """True unless a method's tensors travel past the object store."""
+    transport = getattr(method, "_tensor_transport", None)
     # An enum before 2.54, whose default is the object store.
-    return not retries and (transport is None or getattr(transport, "name", "") == "OBJECT_STORE")
+    return transport is None or getattr(transport, "name", "") == "OBJECT_STORE"
 
 
 def is_task_thread() -> bool:

@@ -6,8 +6,9 @@ error carries a certificate: `sent`, `state`, `evidence`, `actor_id`, `incarnati
 
 from __future__ import annotations
 
+import dataclasses
 import enum
-from typing import Any, NoReturn
+from typing import Any
 
 import ray.exceptions
 
@@ -39,10 +40,17 @@ def _describe(error: Any) -> str:
     """One line from the certificate; made only when somebody reads the error."""
     known = [] if error.incarnation is None else [f"incarnation {error.incarnation}"]
     known += [] if error.evidence is None else [f"evidence: {error.evidence}"]
-    text = f"The actor {error.actor_id or '(id unknown)'} {_WHAT_IS_WRONG[error.state]}"
-    text += f" ({', '.join(known)})." if known else "."
+    headline = getattr(error, "_HEADLINE", None)
+    if headline is None:
+        headline = f"The actor {error.actor_id or '(id unknown)'} {_WHAT_IS_WRONG[error.state]}"
+    elif error.actor_id is not None:
+        known.insert(0, f"actor {error.actor_id}, {error.state.value}")
+    text = f"{headline} ({', '.join(known)})." if known else f"{headline}."
     if error.detail:
         text += f" {error.detail}"
+    tried = [f"{one.actor_id[:8]} {one.error} ({'sent' if one.sent else 'not sent'})" for one in error.attempts]
+    if tried:
+        text += f" Tried: {', '.join(tried)}."
     if error.sent:
         return text + " The call may or may not have run."
     return text + " The call never left this process and cannot have run."
@@ -57,6 +65,9 @@ def _rebuild(cls: Any, certificate: dict[str, Any], extra: dict[str, Any]) -> An
 
 class _Readable:
     """What the classes below share on top of CertifiedError."""
+
+    #: What a call of a ReplicaGroup tried, in order; empty for other calls.
+    attempts: tuple[Attempt, ...] = ()
 
     # Ray's classes read these two, and set them in constructors that are not run here.
     _preempted = False
@@ -143,11 +154,8 @@ class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedEr
         return f"{text}\n{self._cause_text}" if self._cause_text else text
 
 
-class DeadlineExceededError(ray.exceptions.GetTimeoutError):
-    """The deadline of a call, or of a wait for its actor, has passed.
-
-    Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
-    """
+class _Certified:
+    """The certificate in plain attributes, for classes whose Ray base allows no other native base."""
 
     # In the class too, and there in doubt: when a method lets this error out, its caller gets a RayTaskError that is of
     # this class as well and asks its cause for what it lacks itself, but the cause's certificate is about another call.
@@ -163,6 +171,8 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
     #: Ray's restart count at that moment; None when unknown.
     incarnation: int | None = None
     detail: str | None = None
+    #: What a call of a ReplicaGroup tried, in order; empty for other calls.
+    attempts: tuple[Attempt, ...] = ()
 
     def __init__(
         self,
@@ -180,18 +190,55 @@ class DeadlineExceededError(ray.exceptions.GetTimeoutError):
         self.evidence = evidence
         self.incarnation = incarnation
         self.detail = detail
-        super().__init__(_describe(self))
+        super().__init__(str(self))  # type: ignore[call-arg]
+
+    def __str__(self) -> str:
+        return _describe(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Unlike above, the certificate is in plain attributes, because TimeoutError allows no other native base.
-        return _rebuild_deadline, (dict(self.__dict__),)
+        return _rebuild_plain, (type(self), dict(self.__dict__))
 
 
-def _rebuild_deadline(attributes: dict[str, Any]) -> DeadlineExceededError:
-    error = DeadlineExceededError.__new__(DeadlineExceededError)
+def _rebuild_plain(cls: Any, attributes: dict[str, Any]) -> Any:
+    error = cls.__new__(cls)
     error.__dict__.update(attributes)
-    error.args = (_describe(error),)
+    error.args = (str(error),)
     return error
+
+
+class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError):
+    """The deadline of a call, or of a wait for its actor, has passed.
+
+    Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
+    """
+
+    _HEADLINE = "The deadline of the call passed"
+
+
+class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
+    """As many calls as `max_queued` allows wait for the actor already. Raised by `.call()` itself; never sent."""
+
+    _HEADLINE = "Too many calls wait already"
+
+    def __init__(self, detail: str | None = None, *, sent: bool = False, **certificate: Any) -> None:
+        super().__init__(detail, sent=sent, **certificate)
+
+
+class NoReplicaError(ActorUnavailableError):
+    """No member of a ReplicaGroup could take the call. `attempts` says what was tried; `sent` is True only where one of
+    the attempts may have run."""
+
+    _HEADLINE = "No member of the group can take the call"
+
+
+@dataclasses.dataclass(frozen=True)
+class Attempt:
+    """One try of a call of a group, in the `attempts` of the error that it ended with."""
+
+    actor_id: str  #: hex, of the member
+    error: str  #: name of the error's class
+    evidence: str | None  #: as in the error
+    sent: bool  #: whether this try may have run
 
 
 def refusal(actor: _core.Actor, detail: str | None = None) -> ActorUnavailableError:
@@ -238,14 +285,27 @@ def certified(value: Any, actor: _core.Actor) -> Any:
     return error
 
 
-def raise_deadline(actor: _core.Actor, detail: str) -> NoReturn:
-    """Raises the error of a call whose time ran out before it was sent."""
+def deadline(actor: _core.Actor, detail: str | None = None, *, sent: bool) -> DeadlineExceededError:
+    """The error of a call whose time ran out: here, before it was sent, or there."""
     state, evidence, incarnation = actor.belief()
-    actor.count_refused("deadline")
-    raise DeadlineExceededError(
+    if not sent:
+        actor.count_refused("deadline")
+    return DeadlineExceededError(
         detail,
         actor_id=actor.key.hex(),
-        sent=False,
+        sent=sent,
+        state=ActorState(state),
+        evidence=None if evidence == "none" else evidence,
+        incarnation=incarnation,
+    )
+
+
+def queue_full(actor: _core.Actor, detail: str) -> QueueFullError:
+    """The error of a call for which there was no room in the line."""
+    state, evidence, incarnation = actor.belief()
+    return QueueFullError(
+        detail,
+        actor_id=actor.key.hex(),
         state=ActorState(state),
         evidence=None if evidence == "none" else evidence,
         incarnation=incarnation,

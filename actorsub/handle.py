@@ -12,7 +12,7 @@ from typing import Any
 import ray
 import ray.actor
 
-from actorsub import _core, _ray_compat, refs, submit, watcher
+from actorsub import _core, _ray_compat, calls, refs, submit, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, split_options
 
@@ -52,6 +52,20 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
             self._actorsub_policy.replace(**ours),
         )
 
+    def call(self, *args: Any, **kwargs: Any) -> calls.Call:
+        """The method as a request: with a deadline, a place in line, and one certain end. See Call and Policy.
+
+        Never blocks on account of the actor. Arguments are taken as they are now, also where the call has to wait.
+        A streaming method's Call ends with the stream as soon as it was sent; its deadline is about the waiting, and it
+        keeps its place in the window until the stream ends.
+
+        Raises:
+            TypeError: the arguments do not fit the method, or cannot be pickled.
+            QueueFullError: too many calls wait already.
+            ActorUnavailableError, ActorDiedError: refused, where `on_unavailable` is "raise"; else the Call fails.
+        """
+        return calls.submit_call(self, args, kwargs)
+
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         """Ray's `.bind`: a node of a DAG, which submits by itself and is not gated."""
         inner = self._actorsub_inner
@@ -61,11 +75,6 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
         # Libraries call this one with Ray's options.
         method = self.options(**options) if options else self
         return method.remote(*(args or ()), **(kwargs or {}))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or self._actorsub_inner is None:
-            raise AttributeError(f"'ActorMethod' object has no attribute {name!r}")
-        return getattr(self._actorsub_inner, name)
 
     def __repr__(self) -> str:
         return f"<method {self._actorsub_name} of {self._actorsub_handle!r}>"
@@ -85,8 +94,15 @@ def _make_method(
 ) -> ActorMethod:
     method = ActorMethod.__new__(ActorMethod)
     call = _ray_compat.call_with_options(inner, options) if options else inner.remote
+    # What Ray's code, and libraries that know it, read from a method: as attributes of its own rather than through
+    # __getattr__, which would cost a bound method at every `.remote`.
+    method.__dict__.update(inner.__dict__)
     early = refs.is_bound() and _ray_compat.fails_early(inner, options)
-    return _core.fill_method(method, actor, handle, name, inner, call, options, policy, policy.on_unavailable, early)
+    parts = _ray_compat.submission_of(inner, options)
+    submission = None if parts is None else _core.Submission(*parts)
+    return _core.fill_method(
+        method, actor, handle, name, inner, call, options, policy, policy.on_unavailable, early, submission
+    )
 
 
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
@@ -249,7 +265,12 @@ def _create(self: Any, args: Any = None, kwargs: Any = None, **options: Any) -> 
     _refuse_unusable_connection()
     ours, rays = split_options(options)
     policy = self._actorsub_policy.replace(**ours)
-    return wrap_with_policy(self._actorsub_ray_class._remote(self, args, kwargs, **rays), policy)
+    return _note_groups(self, wrap_with_policy(self._actorsub_ray_class._remote(self, args, kwargs, **rays), policy))
+
+
+def _note_groups(actor_class: Any, handle: ActorHandle) -> ActorHandle:
+    handle._actorsub_actor.method_groups = _ray_compat.concurrency_groups(actor_class)
+    return handle
 
 
 def _class_options(self: Any, **options: Any) -> _ActorClassOptions:
@@ -260,16 +281,17 @@ def _class_options(self: Any, **options: Any) -> _ActorClassOptions:
     ours, rays = split_options(options)
     # With none of Ray's, its own `options()` would drop the concurrency groups from those of the class.
     inner = self._actorsub_ray_class.options(self, **rays) if rays else self
-    return _ActorClassOptions(inner, self._actorsub_policy.replace(**ours))
+    return _ActorClassOptions(self, inner, self._actorsub_policy.replace(**ours))
 
 
 class _ActorClassOptions:
-    def __init__(self, inner: Any, policy: Policy) -> None:
+    def __init__(self, actor_class: Any, inner: Any, policy: Policy) -> None:
+        self._actor_class = actor_class
         self._inner = inner
         self._policy = policy
 
     def remote(self, *args: Any, **kwargs: Any) -> ActorHandle:
-        return wrap_with_policy(self._inner.remote(*args, **kwargs), self._policy)
+        return _note_groups(self._actor_class, wrap_with_policy(self._inner.remote(*args, **kwargs), self._policy))
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
         return self._inner.bind(*args, **kwargs)
@@ -347,7 +369,9 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
     given to Ray), `waited` (those of them that were held back first), `refused` (by reason), `entered` (how often each
     state was entered), `stale_reports` (evidence that was older than what was known), `failed_early` (waits for calls
     in flight that were ended here), `late_replies` (outcomes that arrived after that), `watched` (True while its
-    process or connection is watched), and `sentinel`: counters of this whole process, see csrc/sentinel.h
+    process or connection is watched), `calls` (what became of the `.call()`s: `waiting` and `in_flight` now; `sent`,
+    `completed`, `failed` by class of the error, `expired_here` and `expired_there`, `cancelled`, `lost`,
+    `late_replies`, `refused_full`), and `sentinel`: counters of this whole process, see csrc/sentinel.h
     (SentinelCounters), among them `false_alarms` (declared unreachable, then answered in the same incarnation).
 
     Raises TypeError for anything but a wrapped handle.
@@ -363,6 +387,7 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
         "failed_early": actor.failed_early,
         "late_replies": actor.late_replies,
         "watched": actor.watched,
+        "calls": calls.counters(actor),
         "sentinel": _core.sentinel_counters(),
     }
 
@@ -395,5 +420,8 @@ _core.bind_types(tuple(ActorState), ActorUnavailableError, submit.submit_slowly)
 _binding = _ray_compat.local_state_binding()
 if _binding is not None:
     _core.bind_ray(*_binding)
+_direct = _ray_compat.direct_binding()
+if _direct is not None:
+    _core.bind_direct(*_direct)
 if _ray_compat.can_travel():
     _ray_compat.register_reducer(ActorHandle, _reduce_in_ray)

@@ -16,6 +16,9 @@ Detect = Literal["auto", "ray"]
 MAX_TIMEOUT_S = 366 * 86400.0
 
 
+#: What the core counts with.
+MAX_COUNT = 2**31 - 1
+
 #: Below this a busy machine looks like a silent peer.
 MIN_SILENCE_S = 0.2
 
@@ -39,6 +42,13 @@ def _seconds(name: str, value: Any, at_least_s: float | None = None) -> None:
         raise ValueError(f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}")
 
 
+def _count(name: str, value: Any, at_least: int, otherwise: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be a whole number{otherwise}, got {value!r} of type {type(value).__name__}")
+    if not at_least <= value <= MAX_COUNT:
+        raise ValueError(f"{name} must be from {at_least} to {MAX_COUNT}{otherwise}, got {value!r}")
+
+
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """The options of actorsub, immutable. `replace` makes a changed copy.
@@ -49,12 +59,19 @@ class Policy:
     Raises TypeError or ValueError for a value that an option does not take, naming the option and what it takes.
     """
 
-    #: What `.remote()` does while the actor is restarting or unreachable, and (except "ref") when it is dead.
+    #: What `.remote()` and `.call()` do while the actor is restarting or unreachable, and when it is dead (`.remote()`
+    #: except under "ref", which leaves that to Ray).
     #: "ref" returns an ObjectRef that has already failed, as Ray users expect errors from `get`. "raise" raises from
-    #: `.remote()` itself. "wait" blocks the calling thread until the actor is up or `timeout_s` has passed.
+    #: `.remote()` itself. "wait" blocks the calling thread until the actor is up or `timeout_s` has passed. `.call()`
+    #: does the same with a Call: returns a failed one, raises, or holds it in line without blocking anybody.
     on_unavailable: OnUnavailable = "ref"
-    #: Limit of a "wait", in seconds; None: as long as the actor may still come back.
+    #: Deadline of a `.call()`, in seconds, waiting and execution together; for `.remote()` the limit of a "wait". None:
+    #: no deadline.
     timeout_s: float | None = None
+    #: How many `.call()`s of this process may be at the actor at one time; None: any number. The others wait in line.
+    max_in_flight: int | None = None
+    #: How many `.call()`s may wait in line; one more is refused with QueueFullError. 0: none.
+    max_queued: int = 1000
     #: What `.remote()` does with an actor that was never up yet: "submit" lets Ray queue the call, as Ray does; "fail"
     #: treats the actor as unavailable (so `on_unavailable` decides the shape); "wait" waits as above.
     on_pending: OnPending = "submit"
@@ -71,6 +88,9 @@ class Policy:
         _choice("on_pending", self.on_pending, ("submit", "fail", "wait"))
         _choice("detect", self.detect, ("auto", "ray"))
         _seconds("timeout_s", self.timeout_s)
+        if self.max_in_flight is not None:
+            _count("max_in_flight", self.max_in_flight, 1, " or None")
+        _count("max_queued", self.max_queued, 0)
         if self.silence_timeout_s is None:
             raise TypeError("silence_timeout_s must be a number of seconds, got None; detect='ray' turns it off")
         _seconds("silence_timeout_s", self.silence_timeout_s, MIN_SILENCE_S)

@@ -13,7 +13,7 @@ import asyncio
 import concurrent.futures
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
@@ -56,15 +56,17 @@ _hubs_lock = threading.Lock()
 class Outcome:
     """One party that waits for the outcome of one call."""
 
-    __slots__ = ("lost", "ref")
+    __slots__ = ("actor", "lost", "mark", "ref")
 
     def __init__(self, ref: ray.ObjectRef) -> None:
         self.ref = ref
+        # None and 0 for a plain ref, which nothing here can end.
+        self.actor, self.mark = _core.call_of(ref)
         # True once the call was given up here; what arrives after that is a late reply.
         self.lost = False
 
     def start(self) -> None:
-        actor = getattr(self.ref, "_actorsub_actor", None)
+        actor = self.actor
         if actor is not None:
             actor.outcomes[self] = None
         key = self.ref.binary()
@@ -76,13 +78,13 @@ class Outcome:
             hub.parties[self] = None
         if is_new:
             _ray_compat.on_completed(self.ref, hub.arrived)
-        if actor is not None and actor.losses() > self.ref._actorsub_mark:
+        if actor is not None and actor.losses() > self.mark:
             # Lost before anybody waited; the watcher first looks whether the value came in time.
             watcher.ensure().nudge()
 
     def stop(self) -> None:
         """Nobody waits any more; what arrives later is nobody's."""
-        actor = getattr(self.ref, "_actorsub_actor", None)
+        actor = self.actor
         if actor is not None:
             actor.outcomes.pop(self, None)
         with _hubs_lock:
@@ -97,7 +99,7 @@ class Outcome:
 
     def arrived(self, value: Any) -> None:
         """Ray has the outcome. On a thread of Ray's."""
-        actor = getattr(self.ref, "_actorsub_actor", None)
+        actor = self.actor
         if actor is None:
             self.deliver(value)
             return
@@ -125,7 +127,7 @@ class _LoopOutcome(Outcome):
 
     def deliver(self, value: Any) -> None:
         try:
-            self._loop.call_soon_threadsafe(_end_future, self._future, value)
+            self._loop.call_soon_threadsafe(end_future, self._future, value)
         except RuntimeError:
             # The loop was closed meanwhile, and with it everybody who could have asked.
             if not self._loop.is_closed():
@@ -143,7 +145,7 @@ class _FutureOutcome(Outcome):
 
     def deliver(self, value: Any) -> None:
         if self._future.set_running_or_notify_cancel():
-            _end_future(self._future, value)
+            end_future(self._future, value)
 
 
 class _CountedOutcome(Outcome):
@@ -160,7 +162,8 @@ class _CountedOutcome(Outcome):
         self._gathering.arrived(self._index, value)
 
 
-def _end_future(future: Any, value: Any) -> None:
+def end_future(future: Any, value: Any) -> None:
+    """Ends a future of asyncio or concurrent.futures, which must not have ended on another thread, with an outcome."""
     if future.done():
         return
     if isinstance(value, ray.exceptions.RayTaskError):
@@ -180,7 +183,8 @@ class ObjectRef(ray.ObjectRef):
     process it arrives as a plain one.
     """
 
-    __slots__ = ("_actorsub_actor", "_actorsub_mark")
+    # Nothing of its own inside: Ray's own object takes this class (_core.early_of).
+    __slots__ = ()
 
     def __await__(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -225,7 +229,8 @@ class ObjectRefGenerator(ray.ObjectRefGenerator):
     _actorsub_over: bool
 
     def _early(self, ref: ray.ObjectRef) -> ObjectRef:
-        return make_early(ref, self._actorsub_actor, self._actorsub_mark)
+        early: ObjectRef = _core.early_of(ref, self._actorsub_actor, self._actorsub_mark)
+        return early
 
     def completed(self) -> ray.ObjectRef:
         return self._early(super().completed())
@@ -281,17 +286,10 @@ class ObjectRefGenerator(ray.ObjectRefGenerator):
         return await super()._next_async(timeout_s)
 
 
-def make_early(plain: ray.ObjectRef, actor: _core.Actor, mark: int) -> ObjectRef:
-    ref = ObjectRef(plain.binary(), plain.owner_address(), plain.call_site())
-    ref._actorsub_actor = actor
-    ref._actorsub_mark = mark
-    return ref
-
-
 def early_result(actor: _core.Actor, mark: int, result: Any) -> Any:
     """The result of `.remote()` in any shape but a single ref, with refs that fail early."""
     if isinstance(result, list):
-        return [make_early(ref, actor, mark) for ref in result]
+        return [_core.early_of(ref, actor, mark) for ref in result]
     if type(result) is ray.ObjectRefGenerator:
         result.__class__ = ObjectRefGenerator
         result._actorsub_actor = actor
@@ -302,6 +300,21 @@ def early_result(actor: _core.Actor, mark: int, result: Any) -> Any:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Blocking.
+
+
+def block_in_task(event: threading.Event, pending: Callable[[], list[ray.ObjectRef]], timeout_s: float | None) -> bool:
+    """`event.wait(timeout_s)` for a thread that runs a task, while Ray lends out the CPU that the task holds."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while not event.is_set():
+        left_s = TASK_SLICE_S if end_s is None else min(TASK_SLICE_S, end_s - time.monotonic())
+        if left_s <= 0:
+            return False
+        waited_for = list(dict.fromkeys(pending()))
+        # Ray takes the CPU back from a task that blocks in here, and only in here.
+        _, waiting = ray.wait(waited_for, num_returns=len(waited_for), timeout=left_s) if waited_for else ([], [])
+        if not waiting:
+            return event.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
+    return True
 
 
 class _Gathering:
@@ -334,23 +347,12 @@ class _Gathering:
                 outcome.start()
             if not _ray_compat.is_task_thread():
                 return self._event.wait(timeout_s)
-            return self._block_in_task(timeout_s)
+            return block_in_task(
+                self._event, lambda: [ref for i, ref in enumerate(self.refs) if i not in self.values], timeout_s
+            )
         finally:
             for outcome in outcomes:
                 outcome.stop()
-
-    def _block_in_task(self, timeout_s: float | None) -> bool:
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while not self._event.is_set():
-            left_s = TASK_SLICE_S if end_s is None else min(TASK_SLICE_S, end_s - time.monotonic())
-            if left_s <= 0:
-                return False
-            pending = list(dict.fromkeys(ref for i, ref in enumerate(self.refs) if i not in self.values))
-            # Ray takes the CPU back from a task that blocks in here, and only in here.
-            _, waiting = ray.wait(pending, num_returns=len(pending), timeout=left_s)
-            if not waiting:
-                return self._event.wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
-        return True
 
     def first_error(self) -> Any:
         for index in sorted(self.values):
@@ -419,7 +421,7 @@ def _raise_certified(ref: ray.ObjectRef) -> None:
     except ray.exceptions.RayTaskError:
         raise
     except ray.exceptions.RayActorError as error:
-        actor = getattr(ref, "_actorsub_actor", None)
+        actor, _ = _core.call_of(ref)
         if actor is None:
             raise
         raise errors.certified(error, actor) from None
@@ -463,13 +465,13 @@ def wait(
 def has_lost(actor: _core.Actor) -> bool:
     """True when somebody waits for a call that was lost."""
     losses = actor.losses()
-    return any(outcome.ref._actorsub_mark < losses for outcome in list(actor.outcomes))
+    return any(outcome.mark < losses for outcome in list(actor.outcomes))
 
 
 def fail_lost(actor: _core.Actor) -> None:
     """Ends every wait for a call that was lost, unless its outcome has arrived after all. On the watcher's thread."""
     losses = actor.losses()
-    lost = [outcome for outcome in list(actor.outcomes) if outcome.ref._actorsub_mark < losses]
+    lost = [outcome for outcome in list(actor.outcomes) if outcome.mark < losses]
     if not lost:
         return
     refs = list(dict.fromkeys(outcome.ref for outcome in lost))
@@ -498,7 +500,7 @@ def _end_all() -> None:
         parties = [party for hub in _hubs.values() for party in hub.parties]
         _hubs.clear()
     for party in parties:
-        actor = getattr(party.ref, "_actorsub_actor", None)
+        actor = party.actor
         if actor is None or actor.outcomes.pop(party, party) is not party:
             actor_id = None if actor is None else actor.key.hex()
             party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from actorsub import _core, _ray_compat, errors, supply, watcher
 
 _EVENT_LOOP = (
-    "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use "
-    "on_unavailable='raise' here, or call from another thread; .call(), which waits without blocking, is planned."
+    "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use .call(), which "
+    "waits without blocking, or on_unavailable='raise', or another thread."
 )
 _CALLBACK = (
     "It cannot be waited for in a callback of actorsub, which runs on the thread that would have to notice its return. "
@@ -77,21 +79,25 @@ def admit(actor: _core.Actor, policy: Any) -> tuple[errors.ActorUnavailableError
             if wish == "raise":
                 raise errors.refusal(actor)
             return errors.refusal(actor), mark
-        if _runs_event_loop() or watcher.is_own_thread():
+        why = why_not_block()
+        if why is not None:
             actor.count_refused("event_loop")
-            raise errors.refusal(actor, _CALLBACK if watcher.is_own_thread() else _EVENT_LOOP)
+            raise errors.refusal(actor, why)
         if policy.timeout_s is not None and deadline_s is None:
             deadline_s = time.monotonic() + policy.timeout_s
         waited = True
         if not wait_for_change(actor, state, deadline_s):
-            errors.raise_deadline(actor, f"It was waited for {policy.timeout_s:g} s.")
+            raise errors.deadline(actor, f"It was waited for {policy.timeout_s:g} s.", sent=False)
     if waited:
         actor.count_waited()
     return None, mark
 
 
-def _runs_event_loop() -> bool:
-    return asyncio._get_running_loop() is not None
+def why_not_block() -> str | None:
+    """Why this thread must not wait for an actor; None where it may."""
+    if watcher.is_own_thread():
+        return _CALLBACK
+    return _EVENT_LOOP if asyncio._get_running_loop() is not None else None
 
 
 def look(actor: _core.Actor) -> str:
@@ -163,18 +169,25 @@ class _Waiter:
         self._actor.waiters.remove(self._event)
 
 
-def refused(method: Any, error: errors.ActorUnavailableError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The refusal in the shape that the call would have had."""
+def refused(
+    method: Any,
+    error: errors.ActorUnavailableError,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    make_ref: Callable[[], Any] | None = None,
+) -> Any:
+    """The refusal in the shape that the call would have had. `make_ref` makes the failed refs; None: from the stock."""
     # Wrong arguments are the caller's mistake whatever the actor does, and Ray reports them at submit.
     _ray_compat.check_arguments(method._actorsub_inner, args, kwargs)
     actor = method._actorsub_actor
     num_returns = (method._actorsub_options or {}).get("num_returns")
     if num_returns is None:
         num_returns = _ray_compat.default_num_returns(method._actorsub_inner)
+    make = make_ref or functools.partial(supply.take, actor, error)
     if num_returns == "streaming":
-        return _ray_compat.FailedGenerator(supply.take(actor, error))
+        return _ray_compat.FailedGenerator(make())
     if num_returns == "dynamic" or num_returns == 1:
-        return supply.take(actor, error)
+        return make()
     if num_returns == 0:
         return None
-    return [supply.take(actor, error) for _ in range(num_returns)]
+    return [make() for _ in range(num_returns)]

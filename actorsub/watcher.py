@@ -73,13 +73,23 @@ def bind_outcomes(has_lost: Callable[[_core.Actor], bool], fail_lost: Callable[[
     _has_lost, _fail_lost = has_lost, fail_lost
 
 
-class _Background:
-    """Does on a thread of its own what asks Ray for something: reads of the actor table, and failed refs made ahead."""
+# The module calls.py.
+_calls: Any = None
 
-    def __init__(self, done: Callable[[], None]) -> None:
+
+def bind_calls(calls: Any) -> None:
+    """The same for calls.py."""
+    global _calls
+    _calls = calls
+
+
+class _Background:
+    """Does things on a thread of its own, one after the other, and calls `done` after each."""
+
+    def __init__(self, name: str, done: Callable[[], object]) -> None:
         self._done = done
         self._requests: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="actorsub-table", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def request(self, actor: _core.Actor) -> None:
@@ -165,7 +175,13 @@ class Watcher:
             logger.warning(
                 "actorsub cannot watch processes and connections (%s); it relies on Ray's own state", os.strerror(error)
             )
-        self._background = _Background(self.nudge)
+        self._background = _Background("actorsub-table", self.nudge)
+        self._sender: _Background | None = None
+        self._sender_lock = threading.Lock()
+        if _calls is not None:
+            for actor in _core.live_actors():
+                # Timers ended with the sentinel that kept them.
+                _calls.arm(actor)
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
         self._thread.start()
 
@@ -183,12 +199,25 @@ class Watcher:
     def in_background(self, function: Callable[..., None], *arguments: Any) -> None:
         self._background.run(function, arguments)
 
+    def send(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """Has the sender run it: the one thread that gives to Ray what waited in line. False: it was stopped before."""
+        with self._sender_lock:
+            if self._stopping:
+                return False
+            if self._sender is None:
+                self._sender = _Background("actorsub-sender", bool)
+            self._sender.run(function, arguments)
+            return True
+
     def stop(self) -> None:
-        self._stopping = True
+        with self._sender_lock:
+            self._stopping = True
         self.nudge()
         self._thread.join(5.0)
         # A read may be stuck in an RPC to a dead control store; it is a daemon, and nobody waits for its answer.
         self._background.stop(1.0)
+        if self._sender is not None:
+            self._sender.stop(1.0)
         _core.stop_sentinel()
 
     def _run(self) -> None:
@@ -209,8 +238,10 @@ class Watcher:
 
     # A method of its own: a loop variable in `_run` would hold the last actor for as long as this thread sleeps.
     def _take_in_events(self) -> None:
-        for actor, kind, _, _ in _core.drain_events():
-            if actor is not None:
+        for actor, kind, _, _, timer in _core.drain_events():
+            if kind == "timer":
+                _calls.expire(timer)
+            elif actor is not None:
                 self._take_in(actor, kind)
 
     def _take_in(self, actor: _core.Actor, kind: str) -> None:
@@ -235,7 +266,7 @@ class Watcher:
                 continue
             try:
                 self._look_at(actor, begin_s)
-                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s))
+                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), _calls.look_at_clock(actor))
                 tick_s = min(tick_s, self._next_look(actor, begin_s))
             except Exception:
                 # One actor's trouble must not blind this process to all others.
@@ -255,11 +286,14 @@ class Watcher:
             actor.read_interval_s = MIN_READ_INTERVAL_S
         if actor.changes:
             wake(actor)
+            _calls.review(actor)
             _drop_supply(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
             # A change before those that are known may be with the sentinel still.
             self._take_in_events()
             tell(actor)
+        # Last, because `tell` has taken what changed meanwhile off the list. It only costs something where calls wait.
+        _calls.review(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
@@ -268,8 +302,9 @@ class Watcher:
         if state == "dead":
             return self._read_again(actor, now_s) if actor.death is None else _NEVER
         read_s = self._read_again(actor, now_s)
-        if actor.is_subscribed or actor.waiters:
-            return min(read_s, now_s + (IDLE_TICK_S if state == "pending" and not actor.waiters else BUSY_TICK_S))
+        waited_for = _is_waited_for(actor)
+        if actor.is_subscribed or waited_for:
+            return min(read_s, now_s + (IDLE_TICK_S if state == "pending" and not waited_for else BUSY_TICK_S))
         return read_s
 
     def _next_look_at_up(self, actor: _core.Actor, now_s: float) -> float:
@@ -289,7 +324,7 @@ class Watcher:
         if now_s >= actor.next_read_s:
             self._background.request(actor)
             interval_s = actor.read_interval_s or MIN_READ_INTERVAL_S
-            if actor.waiters:
+            if _is_waited_for(actor):
                 interval_s = min(interval_s, 5 * MIN_READ_INTERVAL_S)
             actor.next_read_s = now_s + interval_s
             actor.read_interval_s = min(interval_s * 1.5, MAX_READ_INTERVAL_S)
@@ -297,7 +332,7 @@ class Watcher:
 
     def _fail_lost(self, actor: _core.Actor, now_s: float) -> float:
         """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
-        if not actor.outcomes:
+        if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):
             actor.handled_losses = actor.losses()
             actor.fail_at_s = 0.0
             return _NEVER
@@ -305,13 +340,18 @@ class Watcher:
             actor.handled_losses = actor.losses()
             final = actor.last_incarnation or actor.state_name == "dead"
             actor.fail_at_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
-        elif not actor.fail_at_s and _has_lost(actor):
+        elif not actor.fail_at_s and (_has_lost(actor) or _calls.has_lost(actor)):
             # Somebody began to wait for a call that was lost before.
             actor.fail_at_s = now_s + GRACE_S
         if actor.fail_at_s and now_s >= actor.fail_at_s:
             actor.fail_at_s = 0.0
             _fail_lost(actor)
+            _calls.fail_lost(actor)
         return actor.fail_at_s or _NEVER
+
+
+def _is_waited_for(actor: _core.Actor) -> bool:
+    return bool(actor.waiters) or bool(_calls.has_waiting(actor))
 
 
 class Registration:
@@ -364,11 +404,18 @@ def tell(actor: _core.Actor) -> None:
 
 _watcher: Watcher | None = None
 _lock = threading.Lock()
+# Nothing is started any more.
+_exiting = False
 
 
 def is_own_thread() -> bool:
     """True in callbacks: on the thread that everybody who waits depends on."""
     return _watcher is not None and _watcher.owns_current_thread()
+
+
+def is_exiting() -> bool:
+    """True once the interpreter has begun to exit."""
+    return _exiting
 
 
 def ensure() -> Watcher:
@@ -387,8 +434,11 @@ def shutdown() -> None:
     """Stops the background threads. Idempotent; the next use of a handle starts them again.
 
     Handles stay valid. Callers that wait for an actor go on waiting: they are woken, and start the threads again.
+    `Call`s that wait in line end with ActorUnavailableError; those in flight end when Ray says so, and their deadlines
+    are kept again once the threads run again.
     """
     if _stop():
+        _calls.take_back_waiting()
         for actor in _core.live_actors():
             wake(actor)
 
@@ -415,5 +465,13 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-# Not `shutdown`: a caller that is woken now would only start the threads again, in an interpreter that ends.
-atexit.register(_stop)
+
+
+def _at_exit() -> None:
+    # Not `shutdown`: a caller that is woken now would only start the threads again, in an interpreter that ends.
+    global _exiting
+    _exiting = True
+    _stop()
+
+
+atexit.register(_at_exit)

@@ -71,6 +71,7 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         uint64_t late_wakeups
         uint64_t late_ns
         uint64_t turns
+        uint64_t timers_fired
 
     cdef cppclass Sentinel:
         Sentinel() except +
@@ -81,6 +82,8 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         WatchResult Watch(SlotRef slot, const WatchTarget& target) except +
         cbool Unwatch(const ActorId& id) except +
         cbool UpdateLimits(const ActorId& id, int64_t silence_ns, int64_t in_flight_silence_ns) except +
+        cbool AddTimer(uint64_t id, int64_t deadline_ns) except +
+        cbool CancelTimer(uint64_t id) noexcept
         cbool WaitForEvents(int64_t timeout_ns) noexcept
         void WakeWaiter() noexcept
         size_t DrainEvents(vector[SentinelEvent]* events) except +

@@ -1,0 +1,781 @@
+"""Requests: `handle.method.call(...)` and the `Call` that it returns.
+
+A call passes the actor's submit queue (csrc/submit_queue.h), which decides whether it goes to Ray now, waits in line
+or is refused, and which keeps the ledger of those in flight. Every Call ends exactly once: whoever takes it out of
+`CallQueue.calls` ends it.
+
+Threads: `submit` runs on the caller's thread and gives the call to Ray there when it may go at once. Calls that waited
+are given to Ray by the sender, one background thread, in the order in which they were made. Outcomes arrive on a thread
+of Ray's; deadlines, refusals and losses on the watcher's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import io
+import logging
+import math
+import pickle
+import sys
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import ray
+import ray.cloudpickle
+
+from actorsub import _core, _ray_compat, errors, refs, submit, watcher
+from actorsub.errors import QueueFullError
+
+logger = logging.getLogger("actorsub")
+
+#: Calls that the sender takes out of the line at one time.
+SENDER_BATCH = 64
+
+SEND = _core.VERDICTS["send"]
+WAIT = _core.VERDICTS["wait"]
+FULL = _core.VERDICTS["full"]
+_DEAD = _core.VERDICTS["dead"]
+EXPIRED = _core.VERDICTS["expired"]
+_CLOSED = _core.VERDICTS["closed"]
+
+# Set while a thread runs the callbacks of a Call that it has just ended: everybody's outcomes may depend on it.
+_thread = threading.local()
+
+
+class Line:
+    """What `.call()` needs to know about one method object: its queue, its rules, and how it is given to Ray."""
+
+    __slots__ = (
+        "actor",
+        "method",
+        "on_pending",
+        "policy",
+        "queue",
+        "remote_call",
+        "submission",
+        "timeout_ns",
+        "wait_while_away",
+        "window",
+    )
+
+    def __init__(self, method: Any) -> None:
+        policy = method._actorsub_policy
+        options = method._actorsub_options or {}
+        inner = method._actorsub_inner
+        self.actor: _core.Actor = method._actorsub_actor
+        # Keeps Ray's own handle, so that an actor lives while calls to it wait or run, whatever becomes of the wrapper.
+        self.method = inner
+        self.policy = policy
+        self.on_pending = _core.ON_PENDING[policy.on_pending]
+        self.wait_while_away = policy.on_unavailable == "wait"
+        self.window = policy.max_in_flight or 0
+        self.timeout_ns = None if policy.timeout_s is None else int(policy.timeout_s * 1e9)
+        group = options.get("concurrency_group") or self.actor.method_groups.get(method._actorsub_name, "")
+        queue = self.actor.queues.get(group)
+        if queue is None:
+            queue = self.actor.queues.setdefault(group, _core.CallQueue(self.actor))
+        self.queue: _core.CallQueue = queue
+        parts = _ray_compat.submission_of(inner, options, retries=False)
+        self.submission = None if parts is None else _core.Submission(*parts)
+        self.remote_call = _ray_compat.call_without_retries(inner, options)
+        if _ray_compat.has_retries(inner):
+            _warn_of_retries(self.actor)
+
+
+_warned: set[bytes] = set()
+
+
+def _warn_of_retries(actor: _core.Actor) -> None:
+    if actor.key not in _warned:
+        _warned.add(actor.key)
+        logger.warning(
+            "actor %s was created with max_task_retries; .call() sends with Ray's retries off, because a retry is "
+            "decided here, where it is known what may have run. Calls by .remote() are retried as before",
+            actor.key.hex(),
+        )
+
+
+class _Condition(type(threading.RLock())):  # type: ignore[misc]
+    """What a Future needs of a threading.Condition, at a tenth of its size: nobody waits on it, see `Call._block`."""
+
+    __slots__ = ()
+
+    def notify_all(self) -> None:
+        pass
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return False
+
+
+class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg, override]
+    """One request to an actor: a future for its result. Made by `handle.method.call(...)`.
+
+    A `concurrent.futures.Future`, so `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it; and
+    awaitable, on any event loop and on several. Methods that are not documented here are those of the Future.
+
+    Ends with the method's result; with the method's own exception (a RayTaskError that is of its class, too); with
+    ActorUnavailableError or ActorDiedError; with DeadlineExceededError; or cancelled. A call that nobody keeps runs all
+    the same.
+    """
+
+    def __init__(self) -> None:
+        raise TypeError("calls are made by methods of handles: handle.method.call(...)")
+
+    # -- For users.
+
+    @property
+    def object_ref(self) -> Any:
+        """Ray's ObjectRef of the call; None until it was sent. With num_returns over 1 the list of them.
+
+        It is Ray's own: `ray.cancel` on it ends the Call as Ray would. Passing it on works as with any other ref.
+        """
+        sent = self._actorsub_refs
+        if not sent:
+            return None
+        return sent[0] if len(sent) == 1 else list(sent)
+
+    def running(self) -> bool:
+        """True once the call was sent, until it is done."""
+        return self._actorsub_refs is not None and not self.done()
+
+    def cancel(self) -> bool:
+        """Takes the call back.
+
+        True: it had not been sent, and never will be. False: it is with Ray, which is asked to cancel it, by the rules
+        of `ray.cancel` for actor tasks (what runs in a plain method cannot be stopped); or it is done already.
+        """
+        line: Line | None = self._actorsub_line
+        if line is None or self.done():
+            return self.cancelled()
+        self._refuse_in_child()
+        taken_back, release = line.queue.cancel(self._actorsub_ticket)
+        if release:
+            call_sender(line.queue)
+        if taken_back is None:
+            return self.cancelled()
+        if not taken_back:
+            _cancel_sent(self)
+            return False
+        _let_go(self)
+        self._cancel_future()
+        _forget(self)
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """The result of the method, waited for.
+
+        Args:
+            timeout: how long to wait here, in seconds; None: until the call is done. The call itself goes on.
+
+        Raises:
+            What the call ended with. concurrent.futures.TimeoutError: the wait is over. CancelledError: it was taken
+            back. RuntimeError: asked for on a thread that would have to deliver it (one that runs an event loop, or a
+            callback of this library).
+        """
+        self._block(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the call raised, or None. Waits and raises as `result` does."""
+        self._block(timeout)
+        return super().exception(0)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if not self.done():
+            self._refuse_in_child()
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+
+            def done(_: Any) -> None:
+                try:
+                    loop.call_soon_threadsafe(_copy, self, future)
+                except RuntimeError:
+                    # The loop was closed meanwhile, and with it everybody who could have asked.
+                    if not loop.is_closed():
+                        raise
+
+            self.add_done_callback(done)
+            future.add_done_callback(self._cancel_with)
+            yield from future.__await__()
+        if self.cancelled():
+            # As with asyncio's own futures; that of concurrent.futures is another class.
+            raise asyncio.CancelledError
+        return super().result(0)
+
+    def __repr__(self) -> str:
+        line: Line | None = self._actorsub_line
+        stage = "done" if self.done() else "waiting" if self._actorsub_refs is None else "sent"
+        return f"<Call {'' if line is None else f'{line.method._method_name} of {line.actor.key.hex()}, '}{stage}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a Call stays in its process; pass on its result, or its object_ref once it was sent")
+
+    # -- Inside.
+
+    def _cancel_with(self, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() and not self.done():
+            self.cancel()
+
+    def _cancel_future(self) -> None:
+        super().cancel()
+        # What concurrent.futures.wait looks for.
+        self.set_running_or_notify_cancel()
+        self._done_callbacks.clear()
+
+    def _refuse_in_child(self) -> None:
+        line: Line | None = self._actorsub_line
+        if line is not None and line.actor.is_inherited:
+            raise RuntimeError(submit.PARENT)
+
+    def _block(self, timeout: float | None) -> None:
+        if self.done():
+            return
+        self._refuse_in_child()
+        if timeout is not None and timeout <= 0:
+            return
+        if asyncio._get_running_loop() is not None:
+            raise RuntimeError("waiting here would stop the event loop of this thread; use `await call`")
+        if watcher.is_own_thread() or getattr(_thread, "ends_calls", None):
+            raise RuntimeError(
+                "waiting here would never end: this is a callback, on a thread that delivers outcomes. Wait on another "
+                "thread, or use add_done_callback"
+            )
+        event = threading.Event()
+
+        def done(_: Any) -> None:
+            event.set()
+
+        self.add_done_callback(done)
+        try:
+            if self._actorsub_refs and _ray_compat.is_task_thread():
+                refs.block_in_task(event, lambda: list(self._actorsub_refs), timeout)
+            else:
+                event.wait(timeout)
+        finally:
+            if not event.is_set():
+                with self._condition:
+                    if done in self._done_callbacks:
+                        self._done_callbacks.remove(done)
+
+    def _arrived(self, value: Any) -> None:
+        """Ray has the outcome. On a thread of Ray's."""
+        line: Line = self._actorsub_line
+        queue = line.queue
+        call, release = queue.complete(self._actorsub_ticket)
+        if release:
+            call_sender(queue)
+        if call is not None:
+            end(self, errors.certified(value, line.actor))
+        else:
+            queue.late += 1
+        if self.done():
+            # Else another thread is about to end it, and needs what it was about.
+            _forget(self)
+
+    def _leave_line(self, queue: _core.CallQueue, ticket: int) -> None:
+        """Its turn has come. On the sender's thread, between BeginSend and EndSend."""
+        _send(queue, ticket, self)
+
+    def _end_as(self, why: str, sent: bool) -> None:
+        """Ends it as its queue says: `why` is one of submit_queue.h's End."""
+        actor = self._actorsub_line.actor
+        error: Any
+        if why == "deadline":
+            error = errors.deadline(actor, sent=sent)
+        elif why == "lost":
+            error = errors.loss(actor)
+        elif why == "closed":
+            error = errors.ActorUnavailableError(
+                "The connection to Ray ended.", actor_id=actor.key.hex(), sent=sent, state=actor.state
+            )
+        else:
+            error = errors.death(actor) if why == "dead" else errors.refusal(actor)
+            actor.count_refused(error.state.value if error.state.value in _core.REFUSAL_NAMES else "restarting")
+        end(self, error)
+        if not sent:
+            # After its end, so that a group can take them to another member.
+            _forget(self)
+
+    def _arrived_one_of(self, index: int, value: Any) -> None:
+        with self._condition:
+            if self._actorsub_left is None:
+                return
+            self._actorsub_left[index] = value
+            failed = isinstance(value, ray.exceptions.RayError)
+            if not failed and len(self._actorsub_left) < len(self._actorsub_refs):
+                return
+            values = self._actorsub_left
+            self._actorsub_left = None
+        self._arrived(value if failed else [values[i] for i in range(len(values))])
+
+
+def new_call(cls: type[Call], line: Any, args: Any, kwargs: Any) -> Any:
+    call = cls.__new__(cls)
+    # What Future.__init__ does, but for the lock.
+    call._state = "PENDING"
+    call._waiters = []
+    call._done_callbacks = []
+    call._actorsub_line = line
+    call._actorsub_args = args
+    call._actorsub_kwargs = kwargs
+    return call
+
+
+def line_of(method: Any) -> Line:
+    line: Line | None = method._actorsub_line
+    if line is None:
+        line = method._actorsub_line = Line(method)
+    return line
+
+
+def submit_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The whole of `method.call(*args, **kwargs)`."""
+    actor = method._actorsub_actor
+    if actor is None:
+        raise RuntimeError("this method object was not made by a handle")
+    if actor.is_inherited:
+        raise RuntimeError(submit.PARENT)
+    line = line_of(method)
+    deadline_ns = _core.NEVER_NS if line.timeout_ns is None else _core.now_ns() + line.timeout_ns
+    call: Call = new_call(Call, line, args, kwargs)
+    error = admit(call, deadline_ns)
+    if error is not None:
+        if line.policy.on_unavailable == "raise" or isinstance(error, QueueFullError):
+            raise error
+        end(call, error)
+    return call
+
+
+def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None = None) -> Any:
+    """Has the queue decide about a new call. None: it was sent, or it waits; else the error that refuses it.
+
+    What is left to do once no lock is held is added to `later`; without that, done.
+
+    Raises what Ray raises for arguments that do not fit, or cannot be pickled; then nothing is left behind.
+    """
+    line: Line = call._actorsub_line
+    actor, policy, queue = line.actor, line.policy, line.queue
+    running = watcher.ensure()
+    up = actor.takes_calls()
+    if not up and (actor.is_subscribed or not queue.has_waiting()):
+        # Ray's word, or on first use the actor table, before the slot is asked. While calls wait the watcher reads it.
+        submit.look(actor)
+    call._actorsub_unready = True
+    verdict, release = queue.admit(
+        call, deadline_ns, line.window, policy.max_queued, line.wait_while_away, line.on_pending
+    )
+    if queue.unset_timer_ns != _core.NEVER_NS:
+        # No timer could be set: the watcher has to look at the clock.
+        running.nudge()
+    if verdict == SEND:
+        try:
+            after = _give(call)
+        except BaseException:
+            _, release = queue.abort(call._actorsub_ticket)
+            if release:
+                call_sender(queue)
+            raise
+        if after is not None and later is not None:
+            later.append(after)
+        elif after is not None:
+            after()
+        return None
+    if verdict == WAIT:
+        make_ready(call, queue, release)
+        if not up:
+            # It looks more often at an actor that somebody waits for.
+            running.nudge()
+        return None
+    if verdict == _CLOSED:
+        # The connection that the handle belongs to has ended: Ray's own complaint, or ours.
+        args, kwargs = _thawed(call)
+        line.remote_call(*args, **kwargs)
+        return errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor.key.hex(), state=actor.state)
+    _check_arguments(call)
+    _let_go(call)
+    if verdict == FULL:
+        return errors.queue_full(actor, f"As many calls wait for it as may (max_queued={policy.max_queued}).")
+    if verdict == EXPIRED:
+        return errors.deadline(actor, sent=False)
+    if verdict == _DEAD:
+        actor.count_refused("dead")
+        return errors.death(actor)
+    error = errors.refusal(actor)
+    actor.count_refused(error.state.value if error.state.value in _core.REFUSAL_NAMES else "restarting")
+    return error
+
+
+def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
+    """Takes the arguments of a call that waits as they are now: what the caller does with its objects after this is not
+    what it asked for. The sender leaves the call alone until then.
+
+    `release`: what admit() said. Raises where the arguments do not fit, or cannot be pickled; then the call is gone.
+    """
+    try:
+        _check_arguments(call)
+        freeze(call)
+    except BaseException:
+        taken_back, freed = queue.cancel(call._actorsub_ticket)
+        release = release or freed
+        # Else it has had another end, which nobody will see.
+        queue.withdrawn += bool(taken_back)
+        raise
+    finally:
+        call._actorsub_unready = False
+        if release or queue.is_stalled:
+            queue.is_stalled = False
+            call_sender(queue)
+    if call.done():
+        # Its deadline was sooner.
+        _let_go(call)
+
+
+def _check_arguments(call: Call) -> None:
+    """Wrong ones are the caller's mistake whatever the actor does, and Ray reports them at submit."""
+    if not isinstance(call._actorsub_args, _Frozen):
+        _ray_compat.check_arguments(call._actorsub_line.method, call._actorsub_args, call._actorsub_kwargs)
+
+
+def _let_go(call: Call) -> None:
+    call._actorsub_args = call._actorsub_kwargs = None
+
+
+def _forget(call: Call) -> None:
+    """Nothing more can happen to the call: who keeps it keeps its outcome, but neither the actor nor the arguments."""
+    _let_go(call)
+    call._actorsub_line = None
+
+
+def _give(call: Call) -> Callable[[], None] | None:
+    """Gives a call to Ray, on this thread, and has its outcome delivered.
+
+    Returns what is left to do once no lock is held: where the call has its outcome already, to end it.
+    """
+    line: Line = call._actorsub_line
+    try:
+        given = _core.give(line.submission, line.remote_call, line.actor, *_thawed(call))
+    except ray.exceptions.PendingCallsLimitExceeded as error:
+        # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
+        raise errors.queue_full(line.actor, f"Ray's limit: {error}") from None
+    _let_go(call)
+    line.actor.used = True
+    if isinstance(given, ray.ObjectRef):
+        call._actorsub_refs = [given]
+        _ray_compat.on_completed(given, call._arrived)
+    elif isinstance(given, list):
+        call._actorsub_refs = given
+        call._actorsub_left = {}
+        for index, ref in enumerate(given):
+            _ray_compat.on_completed(ref, functools.partial(call._arrived_one_of, index))
+    elif isinstance(given, ray.ObjectRefGenerator):
+        call._actorsub_refs = []
+        return functools.partial(_hand_out_stream, call, given)
+    else:
+        # num_returns=0: Ray says nothing more about it.
+        call._actorsub_refs = []
+        return functools.partial(call._arrived, None)
+    return None
+
+
+def _hand_out_stream(call: Call, stream: Any) -> None:
+    """The result of a streaming call is the stream, as soon as it was sent; it keeps its place until its task ends."""
+    line: Line = call._actorsub_line
+    queue, ticket = line.queue, call._actorsub_ticket
+
+    def over(_: Any) -> None:
+        # Not late, whatever happened meanwhile: the stream was its outcome.
+        _, release = queue.complete(ticket)
+        if release:
+            call_sender(queue)
+
+    # Taken out first: from here on only its place in the window is the queue's.
+    taken = queue.calls.pop(ticket, None)
+    _ray_compat.on_completed(stream.completed(), over)
+    if refs.is_bound():
+        stream = refs.early_result(line.actor, call._actorsub_mark, stream)
+    if taken is not None:
+        end(call, stream)
+
+
+def end(call: Call, value: Any, *, raised: bool = False) -> None:
+    """Ends a call that was taken out of its queue, with a value, or with an error: a RayError, or what was `raised`."""
+    if raised or isinstance(value, ray.exceptions.RayError):
+        name = type(value).__name__ if not isinstance(value, ray.exceptions.RayTaskError) else "RayTaskError"
+        failures = call._actorsub_line.actor.call_failures
+        failures[name] = failures.get(name, 0) + 1
+    deliver(call, value, raised=raised)
+
+
+def deliver(call: Call, value: Any, *, raised: bool = False) -> None:
+    """Sets the outcome and runs the callbacks."""
+    _thread.ends_calls = getattr(_thread, "ends_calls", 0) + 1
+    try:
+        if raised and not isinstance(value, ray.exceptions.RayError):
+            call.set_exception(value)
+        else:
+            refs.end_future(call, value)
+    except BaseException:
+        # A callback's SystemExit, say. Everybody else's outcomes depend on this thread.
+        logger.exception("a callback of a Call raised")
+    finally:
+        _thread.ends_calls -= 1
+        # They refer to the call, and none is added any more: without them no garbage collector is needed.
+        call._done_callbacks.clear()
+
+
+def _copy(call: Call, future: asyncio.Future[Any]) -> None:
+    """Wakes up one `await`, on its loop's thread; the outcome itself is read from the call."""
+    if not future.done():
+        future.set_result(None)
+
+
+def _cancel_sent(call: Call) -> None:
+    """Asks Ray to cancel a call that it has, without waiting for an answer."""
+    line: Line | None = call._actorsub_line
+    for ref in call._actorsub_refs or ():
+        with _ray_compat.core_in_use(None if line is None else line.actor.session) as usable:
+            if usable:
+                try:
+                    ray.cancel(ref)
+                except Exception:
+                    # What runs, runs on; its outcome is nobody's.
+                    logger.debug("Ray could not cancel a call", exc_info=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arguments of calls that wait: a copy, taken when the call was made.
+
+
+# Immutable, and pickled by Ray without any doubt.
+_PLAIN = (int, float, str, bytes, bool, type(None), ray.ObjectRef)
+
+
+class _Frozen:
+    """Pickled arguments. Refs and handles are kept beside the bytes, so that they stay counted."""
+
+    __slots__ = ("_bytes", "_kept")
+
+    def __init__(self, arguments: Any) -> None:
+        self._kept: list[Any] = []
+        buffer = io.BytesIO()
+        pickler = ray.cloudpickle.CloudPickler(buffer)
+        pickler.persistent_id = self._persistent_id
+        try:
+            pickler.dump(arguments)
+        except Exception as error:
+            raise TypeError(
+                f"Could not serialize the arguments {arguments!r} of a call: {error}. They are pickled when the call "
+                "is made, because it has to wait"
+            ) from error
+        self._bytes = buffer.getvalue()
+
+    def _persistent_id(self, thing: Any) -> int | None:
+        if isinstance(thing, (ray.ObjectRef, ray.ObjectRefGenerator, ray.actor.ActorHandle)):
+            self._kept.append(thing)
+            return len(self._kept) - 1
+        return None
+
+    def thaw(self) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
+        unpickler.persistent_load = self._kept.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
+
+
+def freeze(call: Call) -> None:
+    args, kwargs = call._actorsub_args, call._actorsub_kwargs
+    if args is None or isinstance(args, _Frozen) or all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
+        return
+    call._actorsub_args, call._actorsub_kwargs = _Frozen((args, kwargs)), None
+
+
+def _thawed(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    args = call._actorsub_args
+    return args.thaw() if isinstance(args, _Frozen) else (args, call._actorsub_kwargs)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The sender.
+
+
+def call_sender(queue: _core.CallQueue) -> None:
+    """Has the sender look at a queue whose head may leave now."""
+    if not queue.is_due and not watcher.is_exiting():
+        queue.is_due = True
+        while not watcher.ensure().send(_take_turn, queue):
+            pass
+
+
+def _take_turn(queue: _core.CallQueue) -> None:
+    """Gives to Ray what may leave the line now. On the sender's thread, see submit_queue.h."""
+    queue.is_due = False
+    while True:
+        tickets, ended = queue.release(SENDER_BATCH)
+        end_all(ended)
+        if not tickets:
+            return
+        for ticket in tickets:
+            call = queue.begin_send(ticket)
+            if call is False and queue.is_stalled:
+                return
+            if call is False:
+                # The actor went away; what was taken out is in the line again.
+                break
+            if call is not None:
+                call._leave_line(queue, ticket)
+
+
+def _send(queue: _core.CallQueue, ticket: int, call: Call) -> None:
+    actor = call._actorsub_line.actor
+    try:
+        # Keeps `ray.shutdown()` out meanwhile: Ray's core would end the process.
+        with _ray_compat.core_in_use(actor.session) as usable:
+            if not usable:
+                raise errors.refusal(actor, "The connection to Ray ended while the call waited.")
+            after = _give(call)
+        actor.count_waited()
+    except Exception as error:
+        taken, _ = queue.abort(ticket)
+        if taken is not None:
+            end(call, error, raised=True)
+            _forget(call)
+    else:
+        queue.end_send(ticket)
+        if after is not None:
+            after()
+
+
+def end_all(ended: list[tuple[Call, str, bool]]) -> None:
+    for call, why, sent in ended:
+        call._end_as(why, sent)
+    for call, why, sent in ended:
+        if sent and why == "deadline":
+            # Once everybody knows.
+            _cancel_sent(call)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The watcher's part.
+
+
+def expire(number: int) -> None:
+    """A timer fired."""
+    function = _core.take_later(number)
+    if function is not None:
+        function()
+        return
+    queue = _core.queue_of_timer(number)
+    if queue is not None:
+        _expire(queue)
+
+
+def _expire(queue: _core.CallQueue) -> None:
+    ended, release = queue.expire()
+    if release:
+        call_sender(queue)
+    end_all(ended)
+
+
+def review(actor: _core.Actor) -> None:
+    """The actor's state has changed, or may have."""
+    for queue in list(actor.queues.values()):
+        review_queue(queue)
+
+
+def review_queue(queue: _core.CallQueue) -> None:
+    ended, release = queue.review()
+    if release:
+        call_sender(queue)
+    end_all(ended)
+
+
+def look_at_clock(actor: _core.Actor) -> float:
+    """For queues whose timer could not be set: expires, and returns when to come again, on the clock of now_s()."""
+    next_ns: int = _core.NEVER_NS
+    for queue in list(actor.queues.values()):
+        if queue.unset_timer_ns <= _core.now_ns():
+            _expire(queue)
+        next_ns = min(next_ns, queue.unset_timer_ns)
+    return math.inf if next_ns == _core.NEVER_NS else next_ns / 1e9
+
+
+def has_waiting(actor: _core.Actor) -> bool:
+    return any(queue.has_waiting() for queue in list(actor.queues.values()))
+
+
+def has_lost(actor: _core.Actor) -> bool:
+    return any(queue.has_lost() for queue in list(actor.queues.values()))
+
+
+def fail_lost(actor: _core.Actor) -> None:
+    """Ends the calls that were at an incarnation that is gone, unless their outcome has arrived after all."""
+    losses = actor.losses()
+    for queue in list(actor.queues.values()):
+        if not queue.has_lost():
+            continue
+        calls = [call for call in list(queue.calls.values()) if call._actorsub_refs and call._actorsub_mark < losses]
+        arrived = _ray_compat.arrived(actor.session, [ref for call in calls for ref in call._actorsub_refs])
+        if arrived is None:
+            return
+        keep = {call for call in calls if all(ref in arrived for ref in call._actorsub_refs)}
+        ended, release = queue.fail_lost(keep)
+        if release:
+            call_sender(queue)
+        end_all(ended)
+
+
+def arm(actor: _core.Actor) -> None:
+    """The sentinel was started anew. What else may be due the watcher finds in its first look."""
+    for queue in list(actor.queues.values()):
+        queue.arm()
+
+
+def take_back_waiting() -> None:
+    """`shutdown()` stops the threads that would release, refuse or expire them."""
+    for actor in _core.live_actors():
+        for queue in list(actor.queues.values()):
+            for ticket, call in list(queue.calls.items()):
+                taken_back, release = queue.cancel(ticket)
+                if release:
+                    # Somebody else made a call meanwhile.
+                    call_sender(queue)
+                if taken_back:
+                    queue.withdrawn += 1
+                    end(call, errors.refusal(actor, "actorsub.shutdown() was called while the call waited."))
+
+
+def _close_all() -> None:
+    """The connection to Ray has ended, and Ray calls nobody back any more."""
+    for actor in _core.live_actors():
+        if actor.session is not _ray_compat.session_token():
+            for queue in list(actor.queues.values()):
+                end_all(queue.close())
+
+
+def counters(actor: _core.Actor) -> dict[str, Any]:
+    """What became of the calls, over all queues of the actor."""
+    names = {
+        "waiting": "waiting",
+        "in_flight": "in_flight",
+        "sent": "sent",
+        "completed": "completed",
+        "expired_here": "expired_here",
+        "expired_there": "expired_there",
+        "cancelled": "cancelled_here",
+        "late_replies": "late",
+        "lost": "lost",
+        "refused_full": "refused_full",
+    }
+    total = dict.fromkeys(names, 0)
+    for queue in list(actor.queues.values()):
+        counted = queue.counters()
+        for name, core_name in names.items():
+            total[name] += counted[core_name]
+    return {**total, "failed": dict(actor.call_failures)}
+
+
+_core.bind_calls(_Condition)
+_ray_compat.after_disconnect.append(_close_all)
+watcher.bind_calls(sys.modules[__name__])
