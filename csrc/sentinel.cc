@@ -7,6 +7,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,13 +40,15 @@ constexpr std::int64_t kMinSilenceNs = 50 * kNsPerMs;
 constexpr std::int64_t kMinBeatIntervalNs = 50 * kNsPerMs;
 constexpr std::int64_t kMaxBeatIntervalNs = 450 * kNsPerMs;
 constexpr std::int64_t kBeatsPerSilence = 6;
-// Heartbeats are spread over the multiples of this: a wake-up costs more than a beat, so a few share one.
-constexpr std::int64_t kBeatGridNs = 20 * kNsPerMs;
+// Watches with one interval beat at that many points of it: a wake-up costs more than a beat, so they share one.
+constexpr std::int64_t kBeatSlots = 8;
 
 constexpr std::int64_t kMinDialTimeoutNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMaxDialTimeoutNs = 2 * kNsPerSecond;
 // A connection that held this long makes the next loss a first loss again.
 constexpr std::int64_t kSettledNs = 1 * kNsPerSecond;
+constexpr std::uint8_t kRedialsAtOnce = 2;
+constexpr std::uint8_t kCalmRedial = 3;  // From this one on there is nothing to gain by hurry.
 constexpr std::int64_t kMaxRedialDelayNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMinRetryDelayNs = 100 * kNsPerMs;  // After running out of descriptors.
 constexpr std::int64_t kMaxRetryDelayNs = 5 * kNsPerSecond;
@@ -55,6 +58,8 @@ constexpr std::int64_t kMinKernelTimeoutNs = 2 * kNsPerSecond;  // Keepalive cou
 constexpr std::int64_t kLatenessToleranceNs = 25 * kNsPerMs;
 // While a question is open the thread wakes up at least this often, so that it notices when it was not running.
 constexpr std::int64_t kMaxSleepWithQuestionsNs = 100 * kNsPerMs;
+
+constexpr std::uint64_t kSliceNs = 100'000;  // The least that Linux takes.
 
 constexpr std::size_t kWishesPerTurn = 256;
 constexpr std::size_t kTimersPerLock = 1024;
@@ -187,6 +192,21 @@ int KernelProbeSeconds(const Limits& limits) {
   return static_cast<int>(std::clamp<std::int64_t>(limits.silence_ns / 10 / kNsPerSecond, 1, 5));
 }
 
+// Asks for the shortest slice. This thread runs for microseconds at a time, and where every core is taken, who wants
+// less is let in sooner. Best effort: Linux 6.12 and newer (sched_setattr(2)); older ones ignore it for such threads.
+void WantShortSlice() {
+  struct {
+    std::uint32_t size, policy;
+    std::uint64_t flags;
+    std::int32_t nice;
+    std::uint32_t priority;
+    std::uint64_t runtime_ns, deadline_ns, period_ns;
+  } attributes{};
+  if (syscall(SYS_sched_getattr, 0, &attributes, sizeof attributes, 0) != 0 || attributes.policy != SCHED_OTHER) return;
+  attributes.runtime_ns = kSliceNs;
+  (void)syscall(SYS_sched_setattr, 0, &attributes, 0);
+}
+
 void SetOption(int fd, int level, int name, int value) {
   // Best effort: without them everything works, only later.
   (void)setsockopt(fd, level, name, &value, sizeof value);
@@ -215,7 +235,8 @@ struct Watched {
   Link link = Link::kDown;
   bool http2 = false;         // As planned, until somebody answers who does not speak it.
   bool spoke_http2 = false;   // In this incarnation.
-  bool beat_pending = false;  // A SETTINGS of ours has not been acknowledged on this connection.
+  bool beat_pending = false;  // The acknowledgement of our last SETTINGS on this connection has not been read.
+  bool eager = false;         // Whatever comes on this connection wakes the thread (Core::Listen).
   bool blind_told = false;
   std::uint8_t attempt = 0;  // Redials without a settled connection in between.
   int socket = -1;
@@ -382,10 +403,12 @@ class Sentinel::Core {
   void OnNotHttp2(Watched* watch, Http2Violation violation);
   void OnAnswer(Watched* watch);
   void OnDue(Watched* watch);
-  void Read(Watched* watch);
+  void Listen(Watched* watch, bool eager) const;
+  void Read(Watched* watch, bool to_the_end);
   bool Parse(Watched* watch, const std::uint8_t* data, std::size_t size);
   bool SendFrame(Watched* watch, const std::uint8_t* data, std::size_t size);
   void SendBeat(Watched* watch, const std::uint8_t* data, std::size_t size);
+  void Beat(Watched* watch);
   void Judge(Watched* watch);
   void DeclareSilence(Watched* watch);
   void Exit(Watched* watch, Evidence evidence, SentinelCause cause, int error);
@@ -401,7 +424,7 @@ class Sentinel::Core {
   bool MayOpenDescriptor() const;
   int Register(int fd, std::uint32_t events, std::uint32_t index, std::uint64_t* token);
   void Unregister(int fd) const;
-  static std::int64_t NextBeatNs(Watched* watch, std::int64_t now_ns, bool first);
+  std::int64_t NextBeatNs(Watched* watch, std::int64_t now_ns, bool first) const;
   // Time in which this thread ran when it wanted to. Stands still while we are starved or stopped, so that peers are
   // not charged for it.
   std::int64_t FairNs(std::int64_t now_ns) const { return now_ns - granted_ns_; }
@@ -447,6 +470,8 @@ class Sentinel::Core {
   std::uint64_t open_questions_ = 0;
   std::uint32_t descriptors_ = 0;
   std::int64_t turn_ns_ = 0;  // When this turn began.
+  // What the points in time for heartbeats count from; its own, so that the processes of a host do not beat in step.
+  std::int64_t beat_origin_ns_ = 0;
   std::int64_t granted_ns_ = 0;
 
   // Our open descriptors by number, for the child of a fork, which can trust nothing that takes more than one store to
@@ -836,6 +861,7 @@ SentinelCounters Sentinel::Core::counters() const {
 void Sentinel::Core::Run() noexcept {
   // The kernel keeps 15 characters.
   pthread_setname_np(pthread_self(), "actorsub-sentin");
+  WantShortSlice();
   bool well = true;
   try {
     Loop();
@@ -852,6 +878,7 @@ void Sentinel::Core::Run() noexcept {
 }
 
 void Sentinel::Core::Loop() {
+  beat_origin_ns_ = clock_.NowNs();
   std::array<epoll_event, 128> ready;
   std::vector<Wish> wishes;
   for (;;) {
@@ -996,7 +1023,7 @@ void Sentinel::Core::HandleReady(const epoll_event& event) {
       OnDialFailed(watch, error);
     }
   } else if (watch->link == Link::kUp) {
-    Read(watch);
+    Read(watch, (event.events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0);
   }
   Arm(watch);
 }
@@ -1112,24 +1139,29 @@ void Sentinel::Core::OnDue(Watched* watch) {
       Dial(watch);
     } else if (watch->link == Link::kUp && watch->http2 && watch->next_beat_ns <= turn_ns_) {
       watch->next_beat_ns = NextBeatNs(watch, turn_ns_, false);
-      if (!watch->beat_pending) SendBeat(watch, kHttp2Settings.data(), kHttp2Settings.size());
+      Beat(watch);
     }
     if (watch->over) return;
   }
   Judge(watch);
 }
 
-// Between 0.8 and 1.0 of the nominal interval, so that many watches do not fall into step; the first one after a
-// connection was made comes at any point of it.
-std::int64_t Sentinel::Core::NextBeatNs(Watched* watch, std::int64_t now_ns, bool first) {
-  watch->random ^= watch->random << 13;
-  watch->random ^= watch->random >> 17;
-  watch->random ^= watch->random << 5;
+std::int64_t Sentinel::Core::NextBeatNs(Watched* watch, std::int64_t now_ns, bool first) const {
   const std::int64_t interval_ns =
       std::clamp(watch->limits.silence_ns / kBeatsPerSilence, kMinBeatIntervalNs, kMaxBeatIntervalNs);
-  const std::int64_t jitter_ns = (first ? interval_ns : interval_ns / 5) * (watch->random & 0xFF) / 256;
-  const std::int64_t beat_ns = (now_ns + interval_ns - jitter_ns) / kBeatGridNs * kBeatGridNs;
-  return std::max(beat_ns, now_ns + kNsPerMs);
+  const std::int64_t slot_ns = interval_ns / kBeatSlots;
+  // From the plan and not from the present: else watches that once were late together would stay together.
+  std::int64_t before_ns = watch->next_beat_ns;
+  if (first) {
+    // At any point of the interval, so that what is connected at one time is not asked at one time for ever.
+    watch->random ^= watch->random << 13;
+    watch->random ^= watch->random >> 17;
+    watch->random ^= watch->random << 5;
+    before_ns = now_ns - interval_ns * (watch->random & 0xFF) / 256;
+  }
+  std::int64_t beat_ns = beat_origin_ns_ + (before_ns + interval_ns - beat_origin_ns_) / slot_ns * slot_ns;
+  if (beat_ns <= now_ns) beat_ns += ((now_ns - beat_ns) / interval_ns + 1) * interval_ns;
+  return beat_ns;
 }
 
 void Sentinel::Core::Judge(Watched* watch) {
@@ -1139,7 +1171,7 @@ void Sentinel::Core::Judge(Watched* watch) {
   if (silent_ns < watch->limits.silence_ns) return;
   if (!watch->silent && watch->link == Link::kUp) {
     // The last look: its answer may have come since epoll was asked, or not have fitted into what epoll returned.
-    Read(watch);
+    Read(watch, false);
     if (watch->over || watch->question_fair_ns == kNoQuestion ||
         FairNs(turn_ns_) - watch->question_fair_ns < watch->limits.silence_ns) {
       return;
@@ -1274,19 +1306,20 @@ void Sentinel::Core::Dial(Watched* watch) {
   if (error == 0) OnConnected(watch);
 }
 
-// At once after the first loss, since a refusal is the quickest proof of a death; then 1 ms, because a process that
-// ends may close its connections before its listening socket; then 10 ms and doubling.
+// At once after the first loss, since a refusal is the quickest proof of a death. Once more at once, because a process
+// that ends may close its connections before its listening socket, and the second connection ends with the latter. Then
+// 1 ms, then 10 ms and doubling.
 void Sentinel::Core::Redial(Watched* watch) {
   const std::uint8_t attempt = watch->attempt;
   if (watch->attempt < 32) ++watch->attempt;
-  if (attempt == 0) {
+  if (attempt < kRedialsAtOnce) {
     Dial(watch);
     return;
   }
   // A server behind TLS may close what does not say hello; no more than one dial per silence limit then.
   const std::int64_t most_ns = watch->http2 ? kMaxRedialDelayNs : std::max(kMaxRedialDelayNs, watch->limits.silence_ns);
   std::int64_t delay_ns = kNsPerMs;
-  if (attempt >= 2) delay_ns = std::min((10 * kNsPerMs) << (attempt - 2), most_ns);
+  if (attempt >= kCalmRedial) delay_ns = std::min((10 * kNsPerMs) << (attempt - kCalmRedial), most_ns);
   watch->dial_at_ns = clock_.NowNs() + delay_ns;
 }
 
@@ -1303,7 +1336,7 @@ void Sentinel::Core::OnDialFailed(Watched* watch, int error) {
     return;
   }
   // No route, no answer, reset while connecting: the question stays open.
-  if (watch->attempt == 0) watch->attempt = 2;
+  if (watch->attempt == 0) watch->attempt = kCalmRedial;
   Redial(watch);
 }
 
@@ -1333,6 +1366,7 @@ void Sentinel::Core::OnConnected(Watched* watch) {
   event.events = EPOLLIN | EPOLLRDHUP;
   event.data.u64 = watch->socket_token;
   (void)epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, watch->socket, &event);
+  watch->eager = true;
   watch->link = Link::kUp;
   watch->connected_at_ns = clock_.NowNs();
   watch->parser.Reset();
@@ -1365,7 +1399,31 @@ void Sentinel::Core::SendBeat(Watched* watch, const std::uint8_t* data, std::siz
   if (watch->question_fair_ns == kNoQuestion) SetQuestion(watch, FairNs(clock_.NowNs()));
 }
 
-void Sentinel::Core::Read(Watched* watch) {
+// A question, unless the one before is still open.
+void Sentinel::Core::Beat(Watched* watch) {
+  if (watch->beat_pending) Read(watch, false);
+  if (watch->over || watch->link != Link::kUp) return;
+  if (watch->beat_pending) {
+    Listen(watch, true);
+  } else {
+    SendBeat(watch, kHttp2Settings.data(), kHttp2Settings.size());
+  }
+}
+
+// Waking up for an answer costs more than asking and reading, so while a peer answers in time only the end of the
+// connection wakes the thread, and an answer is read when the next question is due. One that is late then is awaited
+// eagerly: it may end a silence.
+void Sentinel::Core::Listen(Watched* watch, bool eager) const {
+  if (watch->eager == eager) return;
+  epoll_event event{};
+  event.events = eager ? EPOLLIN | EPOLLRDHUP : EPOLLRDHUP;
+  event.data.u64 = watch->socket_token;
+  (void)epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, watch->socket, &event);
+  watch->eager = eager;
+}
+
+// `to_the_end`: epoll says that the stream has one, so there is more to find after the last byte.
+void Sentinel::Core::Read(Watched* watch, bool to_the_end) {
   std::array<std::uint8_t, 4096> buffer;
   for (int reads = 0; reads < kReadsPerTurn; ++reads) {
     const ssize_t got = recv(watch->socket, buffer.data(), buffer.size(), MSG_DONTWAIT);
@@ -1383,8 +1441,8 @@ void Sentinel::Core::Read(Watched* watch) {
     } else {
       OnAnswer(watch);
     }
-    // A short read has emptied the socket; what comes later, an end too, makes it readable again.
-    if (static_cast<std::size_t>(got) < buffer.size()) return;
+    // A short read has emptied the socket; an end that comes later wakes the thread.
+    if (!to_the_end && static_cast<std::size_t>(got) < buffer.size()) return;
   }
 }
 
@@ -1396,6 +1454,7 @@ bool Sentinel::Core::Parse(Watched* watch, const std::uint8_t* data, std::size_t
       case Http2EventKind::kNone:
         watch->spoke_http2 = watch->spoke_http2 || watch->parser.spoke_http2();
         OnAnswer(watch);
+        if (!watch->beat_pending) Listen(watch, false);
         return true;
       case Http2EventKind::kSettings:
         if (!SendFrame(watch, kHttp2SettingsAck.data(), kHttp2SettingsAck.size())) return false;
@@ -1454,7 +1513,7 @@ void Sentinel::Core::OnNotHttp2(Watched* watch, Http2Violation violation) {
     // It never did, so it is likely to be TLS after all: then a connection must do.
     watch->http2 = false;
   }
-  if (watch->attempt < 2) watch->attempt = 2;
+  if (watch->attempt < kCalmRedial) watch->attempt = kCalmRedial;
   Redial(watch);
 }
 

@@ -12,12 +12,14 @@
 //  3. A watch speaks about its own incarnation only, and ends with the first hard evidence (kExited, exactly once). It
 //     never comes back by itself: whoever answers on that port later is somebody else until `Watch` says otherwise.
 //  4. Silence counts from the oldest unanswered question (a dial or a heartbeat), never from the last byte, and only
-//     while this thread runs on time: before it blames a peer it reads that peer's socket once more.
+//     while this thread runs on time: before it blames a peer it reads that peer's socket once more. A peer that had
+//     answered everything and then stops is asked at most 450 ms later; so a limit of silence is noticed never before
+//     it has passed and less than half a second after that. An answer may lie unread until the next heartbeat, except
+//     after one that was late: then it is read at once.
 //  5. Bounded: one undrained event per actor and kind, one per timer, one wish per actor for the thread; the newest
-//  wins.
+//     wins.
 //  6. While it runs, and until the thread has seen the `Unwatch`, it holds a reference to the slot. After `Stop`
-//  returned
-//     it holds none.
+//     returned it holds none.
 //  7. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
 //     that wake somebody live until the destructor, so that nobody can write to, or block on, a number used anew.
 //
@@ -114,9 +116,9 @@ struct SentinelCounters {
   std::uint64_t dials = 0;
   std::uint64_t refused = 0;
   std::uint64_t heartbeats_sent = 0;
-  std::uint64_t heartbeats_acked = 0;
-  std::uint64_t silences = 0;      // Slots made unreachable.
-  std::uint64_t false_alarms = 0;  // Slots made reachable again in the same incarnation.
+  std::uint64_t heartbeats_acked = 0;  // Those whose answer has been read.
+  std::uint64_t silences = 0;          // Slots made unreachable.
+  std::uint64_t false_alarms = 0;      // Slots made reachable again in the same incarnation.
   std::uint64_t in_flight_silences = 0;
   std::uint64_t fd_exhausted = 0;  // Times that a descriptor was refused, by the kernel or by `max_descriptors`.
   std::uint64_t connect_timeouts = 0;
