@@ -92,10 +92,13 @@ class _Background:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def request(self, actor: _core.Actor) -> None:
-        if not actor.reading:
-            actor.reading = True
-            self._requests.put((_read, (actor,)))
+    def request(self, actor: _core.Actor) -> bool:
+        """False: a read is under way already, which may show an older state than the one that is asked about."""
+        if actor.reading:
+            return False
+        actor.reading = True
+        self._requests.put((_read, (actor,)))
+        return True
 
     def run(self, function: Callable[..., None], arguments: Any) -> None:
         self._requests.put((function, arguments))
@@ -308,9 +311,9 @@ class Watcher:
         return read_s
 
     def _next_look_at_up(self, actor: _core.Actor, now_s: float) -> float:
-        if actor.next_read_s and now_s >= actor.next_read_s:
-            # Once after each change; then the sentinel does the rest, or Ray's local state, or nothing does.
-            self._background.request(actor)
+        if actor.next_read_s and now_s >= actor.next_read_s and self._background.request(actor):
+            # Once after each change; then the sentinel does the rest, or Ray's local state, or nothing does. Where a
+            # read is under way already, its end nudges, and it is asked again then.
             unheard = not actor.watched and not actor.is_subscribed
             actor.next_read_s = now_s + UNUSED_READ_INTERVAL_S if unheard else 0.0
         if actor.watched:

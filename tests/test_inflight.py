@@ -30,7 +30,7 @@ from helpers import RAY_ARGS, wait_for_state, wait_until
 from ray._private.state import actors
 
 import actorsub
-from actorsub import ActorState
+from actorsub import ActorState, _ray_compat
 
 #: Ray tells the caller of a lost call after 1.5 to 2.0 s. Whoever knows before this did not wait for that.
 EARLY_S = 1.2
@@ -1389,3 +1389,25 @@ def new_pid(one: Subject) -> int:
     except actorsub.ActorUnavailableError:
         return 0
     return 0 if pid == one.pid else pid
+
+
+def test_a_restart_during_a_slow_read_of_the_table_is_watched(subject: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = subject()
+    read = _ray_compat.read_actor_table
+    begun, go_on = threading.Event(), threading.Event()
+
+    def read_slowly(actor_id: Any) -> Any:
+        row = read(actor_id)
+        if not begun.is_set() and row is not None and row.state != "alive":
+            # What it found is old by the time it is heard.
+            begun.set()
+            go_on.wait(PATIENCE_S)
+        return row
+
+    monkeypatch.setattr(_ray_compat, "read_actor_table", read_slowly)
+    one.kill()
+    assert begun.wait(PATIENCE_S)
+    one.comes_back()
+    assert not one.stats["watched"]
+    go_on.set()
+    wait_until(lambda: one.stats["watched"], PATIENCE_S, "the new incarnation is watched")
