@@ -16,7 +16,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildc
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 
-.PHONY: help demo test bench lint format dist test-cpp test-sanitizers fuzz bench-cpp develop clean
+.PHONY: help demo test bench lint format dist test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,6 +60,19 @@ demo: $(VENV)/.installed-demo  ## What stock Ray costs a service while actors re
 test: $(VENV)/.installed-test  ## The Python tests, on a real Ray, against the installed wheel
 	@# From tests/: Ray puts the folder that a driver was started in on the path of its workers, and the sources are no package.
 	@cd tests && $(abspath $(BIN))/pytest -c ../pyproject.toml --rootdir=.. . $(PYTEST_ARGS)
+
+# Those that tell whether a Ray is understood; the rest on other versions: make test-versions VERSION_TESTS=.
+CORE_TESTS := test_compat.py test_errors.py test_signatures.py test_refusal.py
+RAY_VERSIONS ?= 2.49.2 2.54.1
+VERSION_TESTS ?= $(CORE_TESTS)
+test-versions: $(VENV)/.wheel  ## The core of the tests on older Rays (RAY_VERSIONS), each in a virtual environment of its own
+	@for version in $(RAY_VERSIONS); do \
+	    venv=$(abspath $(VENV))-ray-$$version; echo "Ray $$version"; \
+	    test -x $$venv/bin/python || $(PYTHON) -m venv $$venv || exit 1; \
+	    $$venv/bin/python -m pip --disable-pip-version-check --quiet install "$$(ls $(VENV)/wheel/*.whl)[test]" "ray==$$version" && \
+	    $$venv/bin/python -m pip --disable-pip-version-check --quiet install --force-reinstall --no-deps $(VENV)/wheel/*.whl && \
+	    (cd tests && $$venv/bin/python -m pytest -c ../pyproject.toml --rootdir=.. $(VERSION_TESTS) $(PYTEST_ARGS)) || exit 1; \
+	done
 
 # --- for developers ----------------------------------------------------------------------------------------------------
 
@@ -122,4 +135,4 @@ develop: $(VENV)/.made  ## Build the core in place, warnings as errors; then `PY
 	@$(PIP) install 'setuptools>=77' 'cython>=3.1' && ACTORSUB_WERROR=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
 clean:  ## Remove everything that was built, the virtual environment too
-	@rm -rf build dist *.egg-info .venv bench/out actorsub/*.so
+	@rm -rf build dist *.egg-info .venv .venv-ray-* bench/out actorsub/*.so

@@ -21,6 +21,7 @@ def after_fork_in_child() -> None: ...
 @disjoint_base
 class Actor:
     session: Any
+    is_over: bool
     used: bool
     death: Any
     waiters: list[Any]

@@ -287,6 +287,8 @@ cdef class Actor:
     cdef readonly bytes key
     # The session (see _ray_compat.session_token) that the actor belongs to.
     cdef public object session
+    # True once the connection that the actor belongs to has ended; then nothing more is known about it.
+    cdef public bint is_over
     # True once a call of this process went to Ray, which then subscribes to the actor's state.
     cdef public bint used
     # Ray's own ActorDiedError with the cause, once it is known.
@@ -946,7 +948,7 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     cdef int ray_state
     cdef unsigned int mark
     cdef PyObject* core_worker
-    if actor is None or actor.generation != fork_generation:
+    if actor is None or actor.generation != fork_generation or actor.is_over:
         return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
     mark = actor.slot.losses()
     word = actor.slot.word()
@@ -997,7 +999,8 @@ actorsub_add_remote(<PyTypeObject*>MethodBase, <actorsub_fastcall>remote)
 def state(handle):
     """state(handle)
 
-    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread.
+    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread. UNKNOWN once the connection to
+    Ray that the handle belongs to has ended.
 
     Raises TypeError for anything but a wrapped handle (`actorsub.wrap` makes one of a plain Ray handle).
     """
@@ -1005,7 +1008,7 @@ def state(handle):
     if isinstance(handle, HandleBase):
         actor = (<HandleBase>handle).actor
         if actor is not None:
-            return state_members[<int>StateOf(actor.slot.word())]
+            return state_members[0 if actor.is_over else <int>StateOf(actor.slot.word())]
     raise TypeError(f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}")
 
 

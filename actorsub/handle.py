@@ -377,10 +377,10 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
     Raises TypeError for anything but a wrapped handle.
     """
     actor = _check_handle(handle)._actorsub_actor
-    state, evidence, incarnation = actor.belief()
+    _, evidence, incarnation = actor.belief()
     return {
         "actor_id": actor.key.hex(),
-        "state": ActorState(state),
+        "state": _core.state(handle),
         "evidence": None if evidence == "none" else evidence,
         "incarnation": incarnation,
         **actor.counters(),

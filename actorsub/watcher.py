@@ -405,6 +405,17 @@ def tell(actor: _core.Actor) -> None:
                 registration.tell(actor, _UNKNOWN, actor.told_state, actor.belief()[1])
 
 
+def _end_session() -> None:
+    """The connection has ended, and what happens to its actors now is the business of nobody here."""
+    session = _ray_compat.session_token()
+    for actor in _core.live_actors():
+        if actor.session is not session:
+            actor.is_over = True
+            _core.unwatch(actor)
+
+
+_ray_compat.after_disconnect.append(_end_session)
+
 _watcher: Watcher | None = None
 _lock = threading.Lock()
 # Nothing is started any more.

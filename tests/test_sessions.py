@@ -98,7 +98,8 @@ def compare(where):
     for one in (wrapped.pid.remote, unused.pid.remote):
         assert error_of(one)[0] == expected[0], (where, error_of(one), expected)
     for handle in (wrapped, also, unused):
-        actorsub.state(handle), actorsub.stats(handle), actorsub.policy(handle), repr(handle), hash(handle), dir(handle)
+        assert actorsub.state(handle) is ActorState.UNKNOWN
+        actorsub.stats(handle), actorsub.policy(handle), repr(handle), hash(handle), dir(handle)
         assert handle == handle
     return expected
 
