@@ -19,13 +19,25 @@ def call_of(ref: Any) -> tuple[Actor | None, int]: ...
 def after_fork_in_child() -> None: ...
 
 @disjoint_base
+class Supply:
+    wanted: int
+    filling: bool
+    def __init__(self, version: int, make: Callable[[], Any], wanted: int) -> None: ...
+    @property
+    def version(self) -> int: ...
+    @property
+    def make(self) -> Callable[[], Any]: ...
+    @property
+    def refs(self) -> list[Any]: ...
+
+@disjoint_base
 class Actor:
     session: Any
     is_over: bool
     used: bool
     death: Any
     waiters: list[Any]
-    supply: Any
+    supply: Supply | None
     outcomes: dict[Any, None]
     handled_losses: int
     fail_at_s: float

@@ -8,7 +8,7 @@ Threads: everything here runs with the GIL. It is released in two places, becaus
 `wait_for_events` and `stop_sentinel`.
 """
 
-from cpython.exc cimport PyErr_Clear, PyErr_SetObject
+from cpython.exc cimport PyErr_Clear, PyErr_Occurred, PyErr_SetObject
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from cython.operator cimport dereference
@@ -199,6 +199,7 @@ REFUSAL_NAMES = tuple([RefusalName(<Refusal><int>i).decode() for i in range(6)])
 
 # Codes of Policy.on_unavailable and on_pending, as `make_method` takes them.
 ON_UNAVAILABLE = {"ref": 0, "raise": 1, "wait": 2}
+cdef int kOnUnavailableRef = 0
 cdef int kOnUnavailableRaise = 1
 
 
@@ -274,6 +275,29 @@ def after_fork_in_child():
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+cdef class Supply:
+    """Failed refs made ahead for one actor in one state; see supply.py.
+
+    Args:
+        version: of the state that the refs speak of.
+        make: makes one more.
+        wanted: how many are to be ahead.
+    """
+
+    cdef readonly unsigned short version
+    cdef readonly object make
+    cdef public Py_ssize_t wanted
+    cdef readonly list refs
+    # True while they are being made in the background.
+    cdef public bint filling
+
+    def __init__(self, unsigned short version, make, Py_ssize_t wanted):
+        self.version = version
+        self.make = make
+        self.wanted = wanted
+        self.refs = []
+
+
 cdef class Actor:
     """One actor in this process, shared by all its handles; made by `actor_of`.
 
@@ -293,8 +317,8 @@ cdef class Actor:
     cdef public bint used
     # Ray's own ActorDiedError with the cause, once it is known.
     cdef public object death
-    # Failed refs made ahead (supply.Supply).
-    cdef public object supply
+    # Failed refs made ahead.
+    cdef public Supply supply
     # threading.Event objects of callers that wait for a change.
     cdef public list waiters
     # Who waits for the outcome of a call: refs.Outcome objects, by their own identity.
@@ -902,6 +926,9 @@ cdef PyObject* make_early_or_null(Actor actor, unsigned int mark, PyObject* resu
 ctypedef PyObject* (*early_or_null)(Actor, unsigned int, PyObject*) noexcept
 ctypedef PyObject* (*core_or_null)() noexcept
 ctypedef int (*state_or_error)(Actor, object) noexcept
+ctypedef PyObject* (*failed_ref_or_null)(
+    MethodBase, uint64_t, Refusal, PyObject* const*, Py_ssize_t, PyObject*
+) noexcept
 
 
 def fill_method(
@@ -947,7 +974,9 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
     cdef ActorState state
     cdef int ray_state
     cdef unsigned int mark
+    cdef Refusal reason
     cdef PyObject* core_worker
+    cdef PyObject* result
     if actor is None or actor.generation != fork_generation or actor.is_over:
         return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
     mark = actor.slot.losses()
@@ -965,12 +994,35 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
         if ray_state == -2:
             # The slow path asks again and lets the error out with a traceback.
             PyErr_Clear()
-    elif method.on_unavailable == kOnUnavailableRaise:
-        if state == ActorState.kRestarting:
-            return refuse(actor, word, Refusal.kRestarting)
-        if state == ActorState.kUnreachable:
-            return refuse(actor, word, Refusal.kUnreachable)
+    elif state == ActorState.kRestarting or state == ActorState.kUnreachable:
+        reason = Refusal.kRestarting if state == ActorState.kRestarting else Refusal.kUnreachable
+        if method.on_unavailable == kOnUnavailableRaise:
+            return refuse(actor, word, reason)
+        if method.on_unavailable == kOnUnavailableRef and method.submission is not None:
+            result = (<failed_ref_or_null>take_failed_ref)(method, word, reason, args, nargs, kwnames)
+            if result != NULL or PyErr_Occurred() != NULL:
+                return result
     return (<actorsub_fastcall>remote_slowly)(self, args, nargs, kwnames)
+
+
+cdef PyObject* take_failed_ref(
+    MethodBase method, uint64_t word, Refusal reason, PyObject* const* args, Py_ssize_t nargs, PyObject* kwnames
+) except? NULL:
+    """A ref from a stock that needs no filling, for arguments that fit. NULL, without an exception: Python decides."""
+    cdef Supply supply = method.actor.supply
+    cdef PyObject* flat
+    if supply is None or supply.version != DecodeBelief(word).version or method.submission.num_returns != 1:
+        return NULL
+    if not supply.refs or not (supply.filling or 2 * len(supply.refs) > supply.wanted + 1):
+        return NULL
+    flat = flatten(method.submission, args, nargs, kwnames)
+    if flat == NULL:
+        return NULL
+    Py_DECREF(<object>flat)
+    ref = supply.refs.pop()
+    method.actor.slot.CountRefused(reason)
+    Py_INCREF(ref)
+    return <PyObject*>ref
 
 
 cdef PyObject* submit(

@@ -565,7 +565,8 @@ class _Frozen:
         pickler.persistent_id = self._persistent_id
         try:
             pickler.dump(arguments)
-        except Exception as error:
+        except TypeError as error:
+            # Of other errors Ray says nothing either.
             raise TypeError(
                 f"Could not serialize the arguments {arguments!r} of a call: {error}. They are pickled when the call "
                 "is made, because it has to wait"

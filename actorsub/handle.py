@@ -7,7 +7,7 @@ import inspect
 import math
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.actor
@@ -15,6 +15,11 @@ import ray.actor
 from actorsub import _core, _ray_compat, calls, refs, submit, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, split_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from actorsub.policy import PolicyOptions
 
 _CLIENT = (
     "actorsub does not work through Ray Client (ray://): the actor's state and process are not visible from here. "
@@ -209,7 +214,7 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHand
     return made
 
 
-def wrap(handle: Any, **options: Any) -> ActorHandle:
+def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
     """Makes a wrapped handle of any Ray actor handle.
 
     Args:
@@ -230,7 +235,7 @@ def wrap(handle: Any, **options: Any) -> ActorHandle:
     return wrap_with_policy(handle, DEFAULT_POLICY.replace(**options))
 
 
-def get_actor(name: str, namespace: str | None = None, **options: Any) -> ActorHandle:
+def get_actor(name: str, namespace: str | None = None, **options: Unpack[PolicyOptions]) -> ActorHandle:
     """`ray.get_actor`, wrapped.
 
     Args:

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 OnUnavailable = Literal["ref", "raise", "wait"]
 OnPending = Literal["submit", "fail", "wait"]
@@ -107,6 +107,21 @@ class Policy:
             return self
         check_names(options)
         return dataclasses.replace(self, **options)
+
+
+if TYPE_CHECKING:
+
+    class PolicyOptions(TypedDict, total=False):
+        """The options of Policy as keyword arguments, so that a type checker knows them where they are written."""
+
+        on_unavailable: OnUnavailable
+        timeout_s: float | None
+        max_in_flight: int | None
+        max_queued: int
+        on_pending: OnPending
+        detect: Detect
+        silence_timeout_s: float
+        silence_in_flight_s: float | None
 
 
 OPTION_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Policy))

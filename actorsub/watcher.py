@@ -47,7 +47,8 @@ UNUSED_READ_INTERVAL_S = 1.0
 #: How long a caller waits for the first read of the table before the call goes to Ray unjudged.
 FIRST_READ_LIMIT_S = 1.0
 
-Listener = Callable[[str, Any, Any, "str | None"], object]
+#: (actor id in hex, state before, state now, evidence)
+Listener = Callable[[str, ActorState, ActorState, "str | None"], object]
 
 
 def _nothing(actor: _core.Actor) -> Any:
