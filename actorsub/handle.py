@@ -210,7 +210,9 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHand
         # Created a moment ago by this process: it cannot have been up before.
         actor.apply("table", "pending", 0, actor.version)
     made = _make_handle(handle, actor, policy)
-    watcher.ensure().nudge()
+    running = watcher.ensure()
+    if not actor.watched:
+        running.nudge()
     return made
 
 

@@ -435,6 +435,52 @@ def restarts(handle_kind: str, threads: int, seconds: float, rate: float, seed: 
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+# ---------------------------------------------------------------------------------------------------------------------
+# What handles and refs cost beside the time to submit.
+
+
+def cost() -> dict[str, Any]:
+    """Time to wrap a handle, and memory of a handle with one method used and of a ref, wrapped and plain."""
+    with tempfile.TemporaryDirectory() as directory:
+        plain = start(directory)
+        handles = 10_000
+        wraps = []
+        kept: list[Any] = []
+        for _ in range(handles // 500):
+            begin = now_ns()
+            kept += [actorsub.wrap(plain, silence_timeout_s=3.0) for _ in range(500)]
+            wraps.append((now_ns() - begin) / 500)
+        del kept
+        bytes_of = {
+            "handle": grown_bytes(lambda: actorsub.wrap(plain, silence_timeout_s=3.0), handles),
+            "handle, one method used": grown_bytes(lambda: used(actorsub.wrap(plain, silence_timeout_s=3.0)), handles),
+        }
+        wrapped = actorsub.wrap(plain)
+        # In turns, and the first of each only warms up.
+        for _ in range(2):
+            for name, one in (("ref, plain", plain), ("ref, wrapped", wrapped)):
+                bytes_of[name] = grown_bytes(one.ping.remote, 5_000)
+    return {"wrap_ns": wraps, "bytes": bytes_of}
+
+
+def used(handle: Any) -> Any:
+    _ = handle.ping
+    return handle
+
+
+def grown_bytes(make: Callable[[], Any], count: int) -> float:
+    """What one of `count` that are kept adds to the memory of this process."""
+    gc.collect()
+    before = psutil.Process().memory_info().rss
+    kept = [make() for _ in range(count)]
+    if isinstance(kept[0], ray.ObjectRef):
+        ray.wait(kept, num_returns=count)
+    grown = psutil.Process().memory_info().rss - before
+    del kept
+    gc.collect()
+    return grown / count
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("output", type=pathlib.Path)
@@ -443,6 +489,7 @@ def main() -> None:
     one.add_argument("--tuned", action="store_true")
     commands.add_parser("state")
     commands.add_parser("submit")
+    commands.add_parser("cost")
     one = commands.add_parser("restarts")
     one.add_argument("--handle", dest="handle_kind", choices=("plain", "rival", "actorsub"), required=True)
     one.add_argument("--threads", type=int, required=True)
@@ -471,6 +518,7 @@ def main() -> None:
         "refusal": refusal,
         "state": state,
         "submit": submit,
+        "cost": cost,
         "restarts": restarts,
         "in-flight": _detection.in_flight,
         "big-process": _detection.big_process,
