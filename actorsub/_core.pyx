@@ -1437,12 +1437,15 @@ cdef class GroupMember:
     cdef readonly GroupState group
     cdef readonly Actor actor
     cdef readonly object handle
+    # What group.py makes of the handle's methods. Here, so that a member that was removed takes them with it.
+    cdef readonly dict methods
     cdef unsigned long generation
 
     def __cinit__(self, GroupState group, Actor actor, handle):
         self.group = group
         self.actor = actor
         self.handle = handle
+        self.methods = {}
         self.generation = fork_generation
         self.member = new Member(group.health, actor.slot)
 

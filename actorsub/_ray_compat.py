@@ -275,7 +275,8 @@ def session_token() -> Any:
 # shutdown, waits for it.
 _core_lock = threading.Lock()
 
-#: Functions to call when a connection has ended.
+#: Functions to call before a connection ends, and when it has ended.
+before_disconnect: list[Callable[[], object]] = []
 after_disconnect: list[Callable[[], object]] = []
 
 
@@ -287,6 +288,8 @@ def _hook_disconnect() -> bool | None:
 
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:
+        for function in before_disconnect:
+            function()
         with _core_lock:
             result = original(*args, **kwargs)
         for function in after_disconnect:

@@ -20,6 +20,7 @@ import math
 import pickle
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -40,6 +41,8 @@ FULL = _core.VERDICTS["full"]
 _DEAD = _core.VERDICTS["dead"]
 EXPIRED = _core.VERDICTS["expired"]
 _CLOSED = _core.VERDICTS["closed"]
+
+_CONNECTION_ENDED = "The connection to Ray that the handle belongs to has ended."
 
 # Set while a thread runs the callbacks of a Call that it has just ended: everybody's outcomes may depend on it.
 _thread = threading.local()
@@ -360,6 +363,9 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
     actor, policy, queue = line.actor, line.policy, line.queue
     running = watcher.ensure()
     up = actor.takes_calls()
+    if not up and actor.session is not _ray_compat.session_token():
+        # Ray's own `.remote()` would start a new local cluster here, which nobody who makes a request asks for.
+        return errors.refusal(actor, _CONNECTION_ENDED)
     if not up and (actor.is_subscribed or not queue.has_waiting()):
         # Ray's word, or on first use the actor table, before the slot is asked. While calls wait the watcher reads it.
         submit.look(actor)
@@ -390,10 +396,7 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
             running.nudge()
         return None
     if verdict == _CLOSED:
-        # The connection that the handle belongs to has ended: Ray's own complaint, or ours.
-        args, kwargs = _thawed(call)
-        line.remote_call(*args, **kwargs)
-        return errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor.key.hex(), state=actor.state)
+        return errors.refusal(actor, _CONNECTION_ENDED)
     _check_arguments(call)
     _let_go(call)
     if verdict == FULL:
@@ -692,10 +695,13 @@ def review_queue(queue: _core.CallQueue) -> None:
     end_all(ended)
 
 
-def look_at_clock(actor: _core.Actor) -> float:
-    """For queues whose timer could not be set: expires, and returns when to come again, on the clock of now_s()."""
+def look_at_clock(actor: _core.Actor | None) -> float:
+    """For queues whose timer could not be set: expires, and returns when to come again, on the clock of now_s().
+
+    None: for those that are no actor's.
+    """
     next_ns: int = _core.NEVER_NS
-    for queue in list(actor.queues.values()):
+    for queue in _live_lines() if actor is None else list(actor.queues.values()):
         if queue.unset_timer_ns <= _core.now_ns():
             _expire(queue)
         next_ns = min(next_ns, queue.unset_timer_ns)
@@ -727,14 +733,49 @@ def fail_lost(actor: _core.Actor) -> None:
         end_all(ended)
 
 
-def arm(actor: _core.Actor) -> None:
+# By number: queues that are no actor's, the lines of groups. Weak.
+_lines: dict[int, weakref.ref[_core.CallQueue]] = {}
+
+#: Called by `shutdown()`, once the threads have stopped.
+after_stop: list[Callable[[], object]] = []
+
+
+def add_line(queue: _core.CallQueue) -> None:
+    """Has the deadlines of a queue kept that is no actor's, for as long as it lives."""
+    number = queue.number
+    _lines[number] = weakref.ref(queue, lambda _: _lines.pop(number, None))
+
+
+def _live_lines() -> list[_core.CallQueue]:
+    return [queue for queue in [reference() for reference in list(_lines.values())] if queue is not None]
+
+
+def arm() -> None:
     """The sentinel was started anew. What else may be due the watcher finds in its first look."""
-    for queue in list(actor.queues.values()):
+    for actor in _core.live_actors():
+        for queue in list(actor.queues.values()):
+            queue.arm()
+    for queue in _live_lines():
         queue.arm()
+
+
+def takes_back() -> bool:
+    """True where `shutdown()` ends calls on this thread: nothing is to be begun that needs the threads again."""
+    return getattr(_thread, "takes_back", False)
 
 
 def take_back_waiting() -> None:
     """`shutdown()` stops the threads that would release, refuse or expire them."""
+    _thread.takes_back = True
+    try:
+        _take_back_all()
+    finally:
+        _thread.takes_back = False
+
+
+def _take_back_all() -> None:
+    for function in after_stop:
+        function()
     for actor in _core.live_actors():
         for queue in list(actor.queues.values()):
             for ticket, call in list(queue.calls.items()):

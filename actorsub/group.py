@@ -5,15 +5,21 @@ for a while, is decided in C++ (csrc/balancer.h). A call that nobody can take wa
 `CallQueue` whose slot says whether any member is up.
 
 Threads: the first attempt is made on the caller's thread; what comes after a failed one, on the sender's, because it
-gives arguments to Ray. Membership changes under a lock of the group, never on the way of a call.
+gives arguments to Ray. Membership changes under a lock of the group, never on the way of a call. No lock is held while
+a function of the user runs (balancer, is_failure, factory, callbacks).
+
+Lifetime: a group refers to its members, and nothing that lives on refers to it but its calls that are under way. So it
+goes with its last reference, and its members' actors with it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import hashlib
 import logging
+import os
 import random
 import threading
 import time
@@ -40,8 +46,12 @@ MAX_RETRY_PAUSE_S = 1.0
 #: Pause before the factory is asked again, doubled each time, after it raised or its actor died before it was up.
 FACTORY_PAUSE_S = 1.0
 MAX_FACTORY_PAUSE_S = 30.0
-#: How often in a row that may happen; then the group stays smaller.
+#: How often in a row that may happen to the replacement of one member; then the group stays smaller.
 MAX_FACTORY_FAILURES = 10
+#: For how long an actor of the factory has to be up before its death is one like any other's.
+FACTORY_TRIAL_S = 2.0
+#: How long a disconnect waits for factories that are at work: inside Ray, which must not be taken down meanwhile.
+FACTORY_EXIT_S = 5.0
 
 #: When more than this share of the members that are up is left out by soft evidence, that evidence is ignored.
 PANIC_SHARE = 0.5
@@ -54,6 +64,7 @@ _UNSENT = _core.OUTCOMES["unsent"]
 
 # Policy options that mean something for a call of a group; the others belong to the members' handles.
 _POLICY_OPTIONS = ("timeout_s", "max_in_flight", "max_queued", "on_unavailable")
+_CALL_OPTIONS = ("retry", "max_attempts", "key", *_POLICY_OPTIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +89,8 @@ class _Options:
     policy: Policy
     retry: Retry
     max_attempts: int
-    key: int | None = None
+    #: For "consistent_hash" a number of 64 bits, see _key_number; for a function what the user gave.
+    key: Any = None
 
     def replace(self, group: ReplicaGroup, options: dict[str, Any]) -> tuple[_Options, dict[str, Any]]:
         """(the changed options, those that are Ray's)."""
@@ -86,6 +98,8 @@ class _Options:
         for name in options:
             if name in OPTION_NAMES:
                 raise TypeError(f"option {name!r} belongs to a member's handle: actorsub.wrap(handle, {name}=...)")
+            if name not in _CALL_OPTIONS:
+                _check_ray_option(name)
         changed: dict[str, Any] = {"policy": self.policy.replace(**ours)}
         if "retry" in options:
             changed["retry"] = _check_retry(options.pop("retry"))
@@ -94,8 +108,20 @@ class _Options:
         if "key" in options:
             if group._balancer not in ("consistent_hash", None):
                 raise ValueError(f"option 'key' is for balancer='consistent_hash', this group has {group._balancer!r}")
-            changed["key"] = _key_number(options.pop("key"))
+            key = options.pop("key")
+            changed["key"] = key if group._balancer is None else _key_number(key)
         return dataclasses.replace(self, **changed), options
+
+
+def _check_ray_option(name: str) -> None:
+    known = _ray_compat.method_option_names()
+    if known is None or name in known:
+        return
+    near = difflib.get_close_matches(name, _CALL_OPTIONS, 1, 0.6)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    raise TypeError(
+        f"unknown option {name!r}{hint} A group takes {', '.join(_CALL_OPTIONS)}; Ray takes {', '.join(sorted(known))}"
+    )
 
 
 def _check_retry(value: Any) -> Any:
@@ -150,27 +176,32 @@ class _RetryBudget:
 class GroupMethod:
     """A method of all members: `.call(...)`, `.remote(...)`, `.options(...)`. Made by `group.method`."""
 
+    __slots__ = ("_group", "_key", "_made", "_made_for", "_name", "_options", "_ray_options")
+
     def __init__(self, group: ReplicaGroup, name: str, options: _Options, ray_options: dict[str, Any]) -> None:
         self._group = group
         self._name = name
         self._options = options
         self._ray_options = ray_options
-        # Member -> its own method; for one membership.
+        # What a member's own method depends on, beside Ray's options.
+        self._key = (name, options.policy.max_in_flight, options.policy.max_queued)
+        # With options of Ray: member -> its own method, for one membership.
         self._made: dict[_core.GroupMember, Any] = {}
         self._made_for: Any = None
 
     def options(self, **options: Any) -> GroupMethod:
         """The same method with options for the calls made through it: those of ReplicaGroup that are about calls
         (`retry`, `max_attempts`, `timeout_s`, `max_in_flight`, `max_queued`, `on_unavailable`), `key` for
-        "consistent_hash", and Ray's for methods.
+        "consistent_hash" or a function as balancer, and Ray's for methods.
 
         Raises TypeError or ValueError for an option that is unknown or has a value that it does not take.
         """
         ours, rays = self._options.replace(self._group, options)
-        made = GroupMethod(self._group, self._name, ours, {**self._ray_options, **rays})
-        for member in self._group._picker.members[:1]:
-            # Ray's options are checked by Ray, here where they are written.
-            made._of(member, self._group._picker)
+        made = GroupMethod(self._group, self._name, ours, {**self._ray_options, **rays} if rays else self._ray_options)
+        if rays:
+            for member in self._group._picker.members[:1]:
+                # The values of Ray's options are checked by Ray, here where they are written.
+                made._of(member, self._group._picker)
         return made
 
     def call(self, *args: Any, **kwargs: Any) -> calls.Call:
@@ -189,35 +220,65 @@ class GroupMethod:
 
     def _of(self, member: _core.GroupMember, picker: _core.GroupPicker) -> Any:
         """The method of one member."""
+        if not self._ray_options:
+            method = member.methods.get(self._key)
+            if method is None:
+                if len(member.methods) >= MAX_METHODS:
+                    member.methods.clear()
+                method = member.methods[self._key] = self._make(member)
+            return method
         if self._made_for is not picker:
             self._made, self._made_for = {}, picker
         method = self._made.get(member)
         if method is None:
-            policy = self._options.policy
-            method = self._made[member] = getattr(member.handle, self._name).options(
-                on_unavailable="raise",
-                timeout_s=None,
-                max_in_flight=policy.max_in_flight,
-                max_queued=policy.max_queued,
-                **self._ray_options,
-            )
+            method = self._made[member] = self._make(member)
         return method
+
+    def _make(self, member: _core.GroupMember) -> Any:
+        policy = self._options.policy
+        return getattr(member.handle, self._name).options(
+            on_unavailable="raise",
+            timeout_s=None,
+            max_in_flight=policy.max_in_flight,
+            max_queued=policy.max_queued,
+            **self._ray_options,
+        )
 
     def __repr__(self) -> str:
         return f"<method {self._name} of {self._group!r}>"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GroupMethod, (self._group, self._name, self._options, self._ray_options)
+
 
 class GroupCall(calls.Call):
-    """A Call whose attempts are Calls of members."""
+    """A Call whose attempts are Calls of members.
 
-    _group: ReplicaGroup
-    _method: GroupMethod
+    Who may do something with it, at any moment: the thread that routes it; or, while an attempt is under way or it is
+    in the group's line, whoever ends that; or, between two attempts (`_is_between`), whoever comes first.
+    """
+
+    _group: ReplicaGroup | None
+    _method: GroupMethod | None
     _deadline_ns: int
     _current: calls.Call | None
+    # Not to be tried again for now; and those of them that it was sent to, which are better than nobody.
     _tried: set[_core.GroupMember]
+    _sent_to: set[_core.GroupMember]
     _attempts: list[Attempt]
     _sent_attempts: int
+    # What the last attempt ended with.
+    _error: Any
+    # Guarded by `_condition`.
     _is_over: bool
+    _is_between: bool
+    # Its user has asked to take it back: no further attempt.
+    _is_unwanted: bool
+
+    @property
+    def _actorsub_refs(self) -> Any:
+        current = self._current
+        return () if current is None else current._actorsub_refs or ()
 
     @property
     def object_ref(self) -> Any:
@@ -230,32 +291,46 @@ class GroupCall(calls.Call):
         return not self.done() and current is not None and current.running()
 
     def cancel(self) -> bool:
+        group = self._group
+        if group is None or self.done():
+            return self.cancelled()
+        self._refuse_in_child()
+        with self._condition:
+            self._is_unwanted = True
+            between = self._is_between
+            self._is_between = False
         current = self._current
-        if current is not None:
-            return current.cancel() and self.cancelled()
-        taken_back, _ = self._group._line.cancel(self._actorsub_ticket)
-        if taken_back:
-            self._finish_cancelled()
+        if between:
+            self._finish_unwanted()
+        elif current is not None:
+            current.cancel()
+        elif group._line.cancel(self._actorsub_ticket)[0]:
+            self._finish_unwanted()
         return self.cancelled()
 
     def __repr__(self) -> str:
+        method = self._method
         stage = "done" if self.done() else "waiting" if self.object_ref is None else "sent"
-        return f"<Call {self._method._name} of {self._group!r}, {stage}>"
+        return f"<Call {'' if method is None else f'{method._name} of {method._group!r}, '}{stage}>"
+
+    def _refuse_in_child(self) -> None:
+        if self._group is not None:
+            self._group._refuse_in_child()
 
     # -- In the group's line.
 
     def _leave_line(self, queue: _core.CallQueue, ticket: int) -> None:
         queue.end_send(ticket)
-        if queue.complete(ticket)[0] is not None:
+        if queue.complete(ticket)[0] is not None and self._group is not None:
             self._group._route_again(self)
 
     def _end_as(self, why: str, sent: bool) -> None:
         if why == "deadline":
-            self._finish(self._group._deadline_error(self))
+            self._finish(_deadline_error(self), raised=True)
         elif why == "closed":
-            self._finish(self._group._no_replica(self, "The connection to Ray ended while the call waited."))
+            self._finish(_no_replica(self, "The connection to Ray ended while the call waited."), raised=True)
         else:
-            self._finish(self._group._no_replica(self, "Every member is away."))
+            self._finish(_no_replica(self, "Every member is away."), raised=True)
 
     # -- The end.
 
@@ -263,22 +338,46 @@ class GroupCall(calls.Call):
         """True for the one who may end the call."""
         with self._condition:
             first, self._is_over = not self._is_over, True
+            self._is_between = False
         return first
 
-    def _finish(self, value: Any) -> None:
-        if not self._take_end():
+    def _finish(self, value: Any, *, raised: bool = False) -> None:
+        """Ends it with a value, or with an error that an attempt or the group has `raised`."""
+        group = self._group
+        if not self._take_end() or group is None:
             return
-        if isinstance(value, BaseException):
-            self._group._count_failure(value)
-            if self._attempts and not isinstance(value, ray.exceptions.RayTaskError):
-                value.attempts = tuple(self._attempts)  # type: ignore[attr-defined]
-        self._actorsub_args = self._actorsub_kwargs = None
-        calls.deliver(self, value)
+        if raised:
+            value = self._complete(value)
+            group._count_failure(value)
+        self._forget()
+        calls.deliver(self, value, raised=raised)
 
-    def _finish_cancelled(self) -> None:
-        if self._take_end():
-            self._actorsub_args = self._actorsub_kwargs = None
+    def _complete(self, error: BaseException) -> BaseException:
+        """The error with what was tried. `sent` is about the whole call, of which the error may be the last part."""
+        if isinstance(error, ray.exceptions.RayTaskError) or not self._attempts:
+            return error
+        if self._sent_attempts and getattr(error, "sent", None) is False:
+            if isinstance(error, _core.CertifiedError):
+                error._certify(**{**error._certificate(), "sent": True})
+            else:
+                error.sent = True  # type: ignore[attr-defined]
+        error.attempts = tuple(self._attempts)  # type: ignore[attr-defined]
+        return error
+
+    def _finish_unwanted(self) -> None:
+        """Its user has taken it back, and nothing of it is at a member now."""
+        if self._sent_attempts:
+            # It may have run, so it does not count as cancelled.
+            self._finish(self._error, raised=True)
+        elif self._take_end():
+            self._forget()
             self._cancel_future()
+
+    def _forget(self) -> None:
+        # Who keeps the call keeps its outcome, but neither the arguments nor the members.
+        self._actorsub_args = self._actorsub_kwargs = None
+        self._group = self._method = self._error = None
+        self._tried = self._sent_to = set()
 
 
 class ReplicaGroup:
@@ -332,7 +431,7 @@ class ReplicaGroup:
         max_ejection_s: float = 30.0,
         max_ejected_share: float = 0.5,
     ) -> None:
-        if not callable(balancer) and balancer not in _core.BALANCERS:
+        if not callable(balancer) and not (isinstance(balancer, str) and balancer in _core.BALANCERS):
             accepted = ", ".join(map(repr, _core.BALANCERS))
             raise ValueError(f"balancer must be one of {accepted}, or a function, got {balancer!r}")
         for name, function in (("is_failure", is_failure), ("factory", factory)):
@@ -370,42 +469,73 @@ class ReplicaGroup:
             max_ejection_s=max_ejection_s,
             max_ejected_share=max_ejected_share,
         )
+        # Where more may be left out than makes a panic, it would be panic all the time.
+        self._panic_share = max(PANIC_SHARE, max_ejected_share)
         # Guards changes of membership; a call reads `_picker` once.
         self._lock = threading.Lock()
         self._picker = self._make_picker([])
-        self._line = _core.CallQueue()
-        self._session = _ray_compat.session_token()
+        self._session: Any = _ray_compat.session_token()
+        self._forks = _forks
+        self._open_line()
         self._budget = _RetryBudget()
-        self._methods: dict[str, GroupMethod] = {}
+        # Names that are known to be methods.
+        self._names: set[str] = set()
         self._counts = {"calls": 0, "moved": 0, "resent": 0, "budget_exhausted": 0, "replaced": 0, "died": 0}
         self._failures: dict[str, int] = {}
+        self._tenures: dict[_core.GroupMember, _Tenure] = {}
         # What ends the members' registrations when the group is gone.
-        self._registrations: dict[_core.GroupMember, Callable[[], None]] = {}
-        weakref.finalize(self, _cancel_all, self._registrations)
-        _groups.add(self)
-        for one in handles:
-            self.add(one)
+        weakref.finalize(self, _end_tenures, self._tenures)
+        _groups[id(self)] = weakref.ref(self, functools.partial(_forget_group, id(self)))
+        self._add(handles)
 
     # -- Members.
 
     def add(self, actor_handle: Any) -> None:
-        """Adds a member: an actor handle, plain or wrapped. Raises ValueError when its actor is a member already."""
-        wrapped = handle.wrap(actor_handle)
-        actor = wrapped._actorsub_actor
+        """Adds a member: an actor handle, plain or wrapped. Raises ValueError when its actor is a member already.
+
+        After `ray.shutdown()` and `ray.init()` the first new member takes the place of all those of before.
+        """
+        self._add([actor_handle])
+
+    def _add(self, handles: Iterable[Any], factory_failures: int | None = None) -> None:
+        """`factory_failures`: of a member that the factory made."""
+        self._refuse_in_child()
+        wrapped = [handle.wrap(one) for one in handles]
+        if not wrapped:
+            return
+        session = wrapped[0]._actorsub_actor.session
+        if any(one._actorsub_actor.session is not _ray_compat.session_token() for one in wrapped):
+            raise ValueError("a member's handle belongs to a connection to Ray that has ended")
+        if session is not self._session:
+            for member in self._picker.members:
+                if member.actor.session is not session:
+                    self._take_out(member)
+            self._session = session
+            self._open_line()
+        made = []
         with self._lock:
-            if any(member.actor is actor for member in self._picker.members):
-                raise ValueError(f"{wrapped!r} is a member of this group already")
-            member = _core.GroupMember(self._health, actor, wrapped)
-            self._picker = self._make_picker([*self._picker.members, member])
-            self._session = actor.session
+            present = {member.actor.key for member in self._picker.members}
+            for one in wrapped:
+                if one._actorsub_actor.key in present:
+                    raise ValueError(f"{one!r} is a member of this group already")
+                present.add(one._actorsub_actor.key)
+            for one in wrapped:
+                member = _core.GroupMember(self._health, one._actorsub_actor, one)
+                made.append(member)
+                self._tenures[member] = _Tenure(factory_failures)
+            self._picker = self._make_picker([*self._picker.members, *made])
         group = weakref.ref(self)
-
-        def changed(_: str, old: ActorState, new: ActorState, evidence: str | None) -> None:
-            alive = group()
-            if alive is not None:
-                alive._member_changed(member, new)
-
-        self._registrations[member] = handle.on_state_change(wrapped, changed)
+        for member in made:
+            cancel = handle.on_state_change(member.handle, functools.partial(_tell_group, group, member))
+            tenure = self._tenures.get(member)
+            if tenure is None:
+                # Taken out again meanwhile.
+                cancel()
+            else:
+                tenure.cancel = cancel
+                if member not in self._picker.index_of:
+                    cancel()
+        _look_up(made)
         self._open_or_close()
 
     def remove(self, actor_handle: Any) -> None:
@@ -425,28 +555,27 @@ class ReplicaGroup:
 
     def _make_picker(self, members: list[_core.GroupMember]) -> _core.GroupPicker:
         kind = _core.BALANCERS[self._balancer or "least_loaded"]
-        # Where more may be left out than makes a panic, it would be panic all the time.
-        panic_share = max(PANIC_SHARE, self._arguments["max_ejected_share"])
-        return _core.GroupPicker(members, kind, panic_share, random.getrandbits(64))
+        return _core.GroupPicker(members, kind, self._panic_share, random.getrandbits(64))
 
-    def _take_out(self, member: _core.GroupMember) -> bool:
+    def _take_out(self, member: _core.GroupMember) -> _Tenure | None:
+        """What it was in the group; None when it is no member."""
         with self._lock:
             if member not in self._picker.index_of:
-                return False
+                return None
             self._picker = self._make_picker([one for one in self._picker.members if one is not member])
+            tenure = self._tenures.pop(member)
         member.retire()
-        cancel = self._registrations.pop(member, None)
-        if cancel is not None:
-            cancel()
+        tenure.cancel()
         self._open_or_close()
-        return True
+        return tenure
 
     def _member_changed(self, member: _core.GroupMember, state: ActorState) -> None:
         """On the watcher's thread."""
-        if state is ActorState.ALIVE:
-            self._factory_failures = 0
+        tenure = self._tenures.get(member)
+        if tenure is not None and state is ActorState.ALIVE and tenure.up_s is None:
+            tenure.up_s = time.monotonic()
         self._open_or_close()
-        if state is not ActorState.DEAD or not self._take_out(member):
+        if state is not ActorState.DEAD or (tenure := self._take_out(member)) is None:
             return
         self._counts["died"] += 1
         logger.warning(
@@ -456,27 +585,43 @@ class ReplicaGroup:
             "; its factory is asked for another" if self._factory else "",
         )
         if self._factory is not None:
-            self._replace_later()
+            self._replace(tenure.failures_of_next())
 
-    def _replace_later(self) -> None:
-        self._factory_failures += 1
-        if self._factory_failures > MAX_FACTORY_FAILURES:
+    def _replace(self, failures: int) -> None:
+        """Has the factory asked for a member, after so many failures in a row."""
+        if failures > MAX_FACTORY_FAILURES:
             logger.error("the factory of a group failed %d times in a row and is asked no more", MAX_FACTORY_FAILURES)
             return
-        pause_s = 0.0
-        if self._factory_failures > 1:
-            pause_s = min(MAX_FACTORY_PAUSE_S, FACTORY_PAUSE_S * 2 ** (self._factory_failures - 2))
-        group = weakref.ref(self)
+        # A thread of its own: the factory may take its time, and wait for what the other threads do.
+        thread = threading.Thread(
+            target=_ask_factory, args=(weakref.ref(self), failures), name="actorsub-factory", daemon=True
+        )
+        thread.start()
 
-        def begin() -> None:
-            watcher.ensure().in_background(_replace, group)
-
-        _core.call_later(int(pause_s * 1e9), begin)
+    def _open_line(self) -> None:
+        self._line = _core.CallQueue()
+        calls.add_line(self._line)
 
     def _open_or_close(self) -> None:
         """Says to the group's line whether any member is up, and has it looked through."""
-        self._line.set_open(self._picker.able() > 0)
+        self._set_open()
         calls.review_queue(self._line)
+
+    def _set_open(self) -> None:
+        while True:
+            is_open = self._picker.able() > 0
+            self._line.set_open(is_open)
+            # Another thread may have seen a member come, and said so, in between; nobody would say it again.
+            if is_open == (self._picker.able() > 0):
+                return
+
+    def _is_cut_off(self) -> bool:
+        """True once the connection of the members has ended. Ray would begin a new one for a call."""
+        return self._session is not None and self._session is not _ray_compat.session_token()
+
+    def _refuse_in_child(self) -> None:
+        if self._forks != _forks:
+            raise RuntimeError(submit.PARENT)
 
     # -- Calls.
 
@@ -490,99 +635,142 @@ class ReplicaGroup:
 
         Raises AttributeError when the members have no such method.
         """
-        method = self._methods.get(name)
-        if method is None:
+        if name not in self._names:
             for member in self._picker.members[:1]:
                 getattr(member.handle, name)
-            method = self._methods[name] = GroupMethod(self, name, self._options, {})
-        return method
+                self._names.add(name)
+        return GroupMethod(self, name, self._options, _NO_OPTIONS)
 
     def _call(self, method: GroupMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> GroupCall:
         options = method._options
+        self._refuse_in_child()
         self._check_key(options)
         call: GroupCall = calls.new_call(GroupCall, None, args, kwargs)
         call._group = self
         call._method = method
         call._current = None
         call._tried = set()
+        call._sent_to = set()
         call._attempts = []
         call._sent_attempts = 0
-        call._is_over = False
+        call._error = None
+        call._is_over = call._is_between = call._is_unwanted = False
         timeout_s = options.policy.timeout_s
         call._deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
         self._counts["calls"] += 1
         self._budget.deposit()
-        error = self._route(call, None)
+        error = _no_replica(call, _ENDED) if self._is_cut_off() else self._route(call, options, on_sender=False)
         if error is not None:
             if options.policy.on_unavailable == "raise" or isinstance(error, QueueFullError):
+                call._complete(error)
                 self._count_failure(error)
                 raise error
-            call._finish(error)
+            call._finish(error, raised=True)
         return call
 
     def _check_key(self, options: _Options) -> None:
         if self._balancer == "consistent_hash" and options.key is None:
             raise ValueError("balancer='consistent_hash' needs a key: group.method.options(key=...).call(...)")
 
-    def _pick(self, picker: _core.GroupPicker, key: int | None, tried: set[_core.GroupMember]) -> tuple[Any, Any]:
+    def _pick(self, picker: _core.GroupPicker, key: Any, tried: set[_core.GroupMember]) -> tuple[Any, Any]:
         """(member, probe), or (None, reason)."""
         if self._choose is None:
             return picker.pick(key or 0, tried)
-        able = [one for one in picker.members if one not in tried and one.actor.state is ActorState.ALIVE]
-        able = [one for one in able if one.health == "healthy"] or able
-        if not able:
-            # Those that were never up yet, by the core's own rule.
-            return picker.pick(key or 0, tried)
+        member, probe = picker.pick(0, tried)
+        if member is None or probe or member.actor.state is not ActorState.ALIVE:
+            # Nobody; a member that is to be tried again, which is not a matter of choice; or nobody was up yet.
+            return member, probe
+        up = [one for one in picker.members if one.actor.state is ActorState.ALIVE]
+        healthy = [one for one in up if one.health == "healthy"]
+        # As in csrc/balancer.h: when most look bad, that is ignored.
+        panic = len(up) - len(healthy) > self._panic_share * len(up)
+        able = [one for one in (up if panic else healthy) if one not in tried]
+        able = able or [one for one in up if one not in tried] or [member]
         states = [_state_of(one) for one in able]
+        assert self._choose is not None
         chosen = self._choose(states, key)
-        for state, member in zip(states, able, strict=True):
+        for state, one in zip(states, able, strict=True):
             if state is chosen:
-                return member, 0
+                return one, 0
         raise TypeError(f"the balancer must return one of the members that it was given, got {chosen!r}")
 
-    def _route(self, call: GroupCall, after: list[Callable[[], None]] | None) -> BaseException | None:
+    def _route(self, call: GroupCall, options: _Options, *, on_sender: bool) -> Any:
         """Makes the next attempt. None: under way, or waiting; else the error that ends the call.
 
-        `after`: as in calls.admit. Raises what Ray raises for arguments that it does not take.
+        Raises what Ray raises for arguments that it does not take, and what a balancer raises.
         """
         turns = 0
+        method = call._method
+        assert method is not None
         while True:
             picker = self._picker
-            member, probe = self._pick(picker, call._method._options.key, call._tried)
+            member, probe = self._pick(picker, options.key, call._tried)
             if member is None:
                 turns += 1
-                error = self._wait_or_fail(call, probe, turns)
+                error = self._wait_or_fail(call, method, probe, turns)
                 if error is _TRY_AGAIN:
                     continue
                 return error
-            line = calls.line_of(call._method._of(member, picker))
-            attempt: calls.Call = calls.new_call(calls.Call, line, call._actorsub_args, call._actorsub_kwargs)
             started_ns = member.start()
             try:
-                refusal = calls.admit(attempt, call._deadline_ns, after)
+                line = calls.line_of(method._of(member, picker))
+                attempt: calls.Call = calls.new_call(calls.Call, line, call._actorsub_args, call._actorsub_kwargs)
+                if options.retry == "always" and options.max_attempts > 1:
+                    # For the next attempt: what the caller does with its objects after this is not what it asked for.
+                    calls.freeze(call)
+                admit = self._admit if on_sender else calls.admit
+                refusal = admit(attempt, call._deadline_ns)
+            except QueueFullError as full:
+                # The actor's own `max_pending_calls`.
+                refusal = full.with_traceback(None)
             except BaseException:
                 member.end(_UNSENT, started_ns, probe)
                 raise
             if refusal is None:
+                if options.retry != "always":
+                    # The attempt has them for as long as it has not been sent.
+                    call._actorsub_args = call._actorsub_kwargs = None
                 call._current = attempt
                 attempt.add_done_callback(functools.partial(self._attempt_ended, call, member, started_ns, probe))
+                if call._is_unwanted and not call.done():
+                    attempt.cancel()
                 return None
             member.end(_UNSENT, started_ns, probe)
-            if not self._moves(call, member, refusal):
+            if not self._moves(call, options, member, refusal, _UNSENT):
                 return refusal
             self._counts["moved"] += 1
 
-    def _wait_or_fail(self, call: GroupCall, reason: str, turns: int) -> Any:
+    def _admit(self, attempt: calls.Call, deadline_ns: int) -> Any:
+        """calls.admit on the sender's thread."""
+        after: list[Callable[[], None]] = []
+        line: calls.Line = attempt._actorsub_line
+        # Keeps `ray.shutdown()` out meanwhile: Ray's core would end the process.
+        with _ray_compat.core_in_use(line.actor.session) as usable:
+            refusal = calls.admit(attempt, deadline_ns, after) if usable else NoReplicaError(_ENDED, sent=False)
+        for function in after:
+            function()
+        return refusal
+
+    def _wait_or_fail(self, call: GroupCall, method: GroupMethod, reason: str, turns: int) -> Any:
         """Nobody could be picked."""
-        policy = call._method._options.policy
-        last = call._attempts[-1].error if call._attempts else None
-        if last == "QueueFullError":
+        policy = method._options.policy
+        if call._sent_to and reason == "all_excluded":
+            call._tried -= call._sent_to
+            call._sent_to.clear()
+            return _TRY_AGAIN
+        if not call._attempts:
+            self._check_arguments(call, method)
+        if isinstance(call._error, QueueFullError) and not isinstance(call._error, ray.exceptions.RayTaskError):
             return QueueFullError(f"So has every other member of the group (max_queued={policy.max_queued}).")
         if policy.on_unavailable != "wait" or turns > 3:
-            return self._no_replica(call, _WHY[reason])
+            if isinstance(call._error, ray.exceptions.RayTaskError):
+                # There is nobody to ask for a better answer.
+                return call._error
+            return _no_replica(call, _WHY[reason])
         call._tried.clear()
         call._current = None
-        self._line.set_open(self._picker.able() > 0)
+        calls.freeze(call)
+        self._set_open()
         verdict, release = self._line.admit(call, call._deadline_ns, 0, policy.max_queued, True, 0)
         if verdict == calls.SEND:
             # Somebody is up after all.
@@ -590,25 +778,24 @@ class ReplicaGroup:
             return _TRY_AGAIN
         if verdict == calls.WAIT:
             watcher.ensure()
-            try:
-                calls.freeze(call)
-            except BaseException:
-                self._line.cancel(call._actorsub_ticket)
-                raise
             if release:
                 calls.call_sender(self._line)
+            if call._is_unwanted:
+                call.cancel()
             return None
         if verdict == calls.FULL:
             return QueueFullError(f"As many wait for a member as may (max_queued={policy.max_queued}).")
         if verdict == calls.EXPIRED:
-            return self._deadline_error(call)
-        return self._no_replica(call, "The connection to Ray ended.")
+            return _deadline_error(call)
+        return _no_replica(call, _ENDED)
 
-    def _no_replica(self, call: GroupCall, detail: str) -> NoReplicaError:
-        return NoReplicaError(detail, sent=call._sent_attempts > 0)
-
-    def _deadline_error(self, call: GroupCall) -> DeadlineExceededError:
-        return DeadlineExceededError("It waited for a member.", sent=call._sent_attempts > 0)
+    def _check_arguments(self, call: GroupCall, method: GroupMethod) -> None:
+        """Wrong ones are the caller's mistake whatever the members do. Those that wait already were looked at."""
+        picker = self._picker
+        if isinstance(call._actorsub_args, tuple):
+            for member in picker.members[:1]:
+                inner = calls.line_of(method._of(member, picker)).method
+                _ray_compat.check_arguments(inner, call._actorsub_args, call._actorsub_kwargs)
 
     def _attempt_ended(
         self, call: GroupCall, member: _core.GroupMember, started_ns: int, probe: int, attempt: Any
@@ -616,39 +803,58 @@ class ReplicaGroup:
         """On the thread that ended it: one of Ray's, the watcher's, or the caller's."""
         if attempt.cancelled():
             member.end(_UNSENT, started_ns, probe)
-            call._finish_cancelled()
+            call._finish_unwanted()
             return
         error = attempt._exception
         if error is None:
             if isinstance(attempt._result, ray.ObjectRefGenerator):
                 # It goes on at the member.
-                stream = attempt._result
-                _ray_compat.on_completed(
-                    stream.completed(), lambda value: member.end(self._outcome(value), started_ns, probe)
-                )
+                stream_ref = attempt._result.completed()
+                ended = functools.partial(_remote_ended, weakref.ref(self), member, started_ns, probe, stream_ref)
+                _ray_compat.on_completed(stream_ref, ended)
             else:
                 member.end(_SUCCESS, started_ns, probe)
             call._finish(attempt._result)
             return
         outcome = self._outcome(error)
         member.end(outcome, started_ns, probe)
-        if outcome == _UNSENT and attempt._actorsub_args is not None:
+        options = None if call._method is None else call._method._options
+        if options is None or not self._moves(call, options, member, error, outcome):
+            call._finish(error, raised=True)
+            return
+        if not _was_sent(error):
+            if calls.takes_back():
+                call._finish(error, raised=True)
+                return
             # As they were when the call was made; they were frozen in the member's line.
             call._actorsub_args, call._actorsub_kwargs = attempt._actorsub_args, attempt._actorsub_kwargs
-        if not self._moves(call, member, error):
-            call._finish(error)
-            return
-        if outcome == _UNSENT:
             self._counts["moved"] += 1
-            watcher.ensure().send(self._route_again, call)
+            self._send_again(call)
             return
         self._counts["resent"] += 1
         again = call._sent_attempts - 1
         pause_s = 0.0 if again == 0 else random.uniform(0, min(MAX_RETRY_PAUSE_S, RETRY_PAUSE_S * 2 ** (again - 1)))
-        if pause_s:
-            _core.call_later(int(pause_s * 1e9), lambda: watcher.ensure().send(self._route_again, call))
-        else:
-            watcher.ensure().send(self._route_again, call)
+        self._send_again(call, int(pause_s * 1e9))
+
+    def _send_again(self, call: GroupCall, pause_ns: int = 0) -> None:
+        """Has the sender route it, after a pause that ends no later than its deadline."""
+        with call._condition:
+            call._is_between = not call._is_unwanted and not call._is_over
+        if not call._is_between:
+            if call._is_unwanted:
+                call._finish_unwanted()
+            return
+        pause_ns = min(pause_ns, call._deadline_ns - _core.now_ns())
+        if pause_ns <= 0:
+            _send(self._route_again, call)
+            return
+        _paused[id(call)] = call
+
+        def resume() -> None:
+            if _paused.pop(id(call), None) is not None:
+                _send(self._route_again, call)
+
+        _core.call_later(pause_ns, resume)
 
     def _outcome(self, error: Any) -> int:
         """What the end of an attempt says about its member."""
@@ -656,27 +862,39 @@ class ReplicaGroup:
             return _SUCCESS
         if isinstance(error, ray.exceptions.RayTaskError):
             # The method's own, also where its cause is the death of some other actor.
-            return _FAILURE if self._is_failure is not None and self._is_failure(error) else _APPLICATION
+            return _FAILURE if self._speaks_against(error) else _APPLICATION
         if isinstance(error, DeadlineExceededError):
-            return _FAILURE if error.sent else _UNSENT
+            # Also where it waited in the member's line: behind calls that do not end.
+            return _FAILURE
         if isinstance(error, ray.exceptions.PendingCallsLimitExceeded):
             return _UNSENT
         if isinstance(error, _core.CertifiedError):
             return _LOST if error.sent else _UNSENT
         return _APPLICATION
 
-    def _moves(self, call: GroupCall, member: _core.GroupMember, error: BaseException) -> bool:
+    def _speaks_against(self, error: ray.exceptions.RayTaskError) -> bool:
+        if self._is_failure is None:
+            return False
+        try:
+            return bool(self._is_failure(error))
+        except Exception:
+            logger.exception("is_failure of a group raised; the error counts as the method's own")
+            return False
+
+    def _moves(
+        self, call: GroupCall, options: _Options, member: _core.GroupMember, error: BaseException, outcome: int
+    ) -> bool:
         """Whether the call goes on with another member after this error. Notes the attempt."""
-        outcome = self._outcome(error)
-        sent = outcome != _UNSENT
+        sent = _was_sent(error)
         call._attempts.append(
             Attempt(member.actor.key.hex(), type(error).__name__, getattr(error, "evidence", None), sent)
         )
         call._tried.add(member)
+        call._error = error
         if sent:
             call._sent_attempts += 1
-        options = call._method._options
-        if call._is_over or isinstance(error, DeadlineExceededError) or outcome == _APPLICATION:
+            call._sent_to.add(member)
+        if call._is_over or call._is_unwanted or isinstance(error, DeadlineExceededError) or outcome == _APPLICATION:
             return False
         if not sent:
             return options.retry != "never"
@@ -689,40 +907,44 @@ class ReplicaGroup:
 
     def _route_again(self, call: GroupCall) -> None:
         """The next attempt of a call that has had one, or has waited. On the sender's thread."""
-        if call._is_over:
+        with call._condition:
+            if call._is_over:
+                return
+            call._is_between = False
+        if call._is_unwanted:
+            call._finish_unwanted()
             return
-        after: list[Callable[[], None]] = []
+        assert call._method is not None
         try:
-            # Keeps `ray.shutdown()` out meanwhile: Ray's core would end the process.
-            with _ray_compat.core_in_use(self._session) as usable:
-                error = self._route(call, after) if usable else self._no_replica(call, "The connection to Ray ended.")
+            error = self._route(call, call._method._options, on_sender=True)
         except Exception as raised:
             error = raised
         if error is not None:
-            call._finish(error)
-        for function in after:
-            function()
+            call._finish(error, raised=True)
 
     def _remote(self, method: GroupMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         options = method._options
+        policy = options.policy
+        self._refuse_in_child()
         self._check_key(options)
+        timeout_s = policy.timeout_s
+        deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
         tried: set[_core.GroupMember] = set()
         attempts: list[Attempt] = []
         self._counts["calls"] += 1
         while True:
             picker = self._picker
             member, probe = self._pick(picker, options.key, tried)
+            if self._is_cut_off():
+                raise NoReplicaError(_ENDED, sent=False)
             if member is None:
-                error = NoReplicaError(_WHY[probe], sent=False)
-                error.attempts = tuple(attempts)
-                if options.policy.on_unavailable == "wait" and probe != "all_excluded":
-                    self._wait_for_member(method, error)
-                    continue
-                self._count_failure(error)
-                if options.policy.on_unavailable == "raise" or not picker.members:
-                    raise error
-                make_ref = functools.partial(_ray_compat.failed_ref, error)
-                return submit.refused(method._of(picker.members[0], picker), error, args, kwargs, make_ref)
+                none = NoReplicaError(_WHY[probe], sent=False)
+                none.attempts = tuple(attempts)
+                if policy.on_unavailable != "wait":
+                    return self._refuse(method, none, args, kwargs)
+                tried.clear()
+                self._wait_for_member(policy, deadline_ns, none)
+                continue
             started_ns = member.start()
             try:
                 result = method._of(member, picker).remote(*args, **kwargs)
@@ -731,7 +953,8 @@ class ReplicaGroup:
                 attempts.append(Attempt(member.actor.key.hex(), type(refusal).__name__, refusal.evidence, refusal.sent))
                 tried.add(member)
                 if options.retry == "never":
-                    raise
+                    refusal.attempts = tuple(attempts)
+                    return self._refuse(method, refusal.with_traceback(None), args, kwargs)
                 self._counts["moved"] += 1
                 continue
             except BaseException:
@@ -741,28 +964,46 @@ class ReplicaGroup:
             if ref is None:
                 member.end(_SUCCESS, started_ns, probe)
             else:
-                _ray_compat.on_completed(
-                    ref, functools.partial(_remote_ended, weakref.ref(self), member, started_ns, probe)
-                )
+                ended = functools.partial(_remote_ended, weakref.ref(self), member, started_ns, probe, ref)
+                _ray_compat.on_completed(ref, ended)
             return result
 
-    def _wait_for_member(self, method: GroupMethod, error: NoReplicaError) -> None:
+    def _refuse(self, method: GroupMethod, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The end of a `.remote()` that nobody took: raised, or in the shape that its result would have had."""
+        self._count_failure(error)
+        if method._options.policy.on_unavailable != "ref":
+            raise error
+        make_ref = functools.partial(_ray_compat.failed_ref, error)
+        picker = self._picker
+        for member in picker.members[:1]:
+            return submit.refused(method._of(member, picker), error, args, kwargs, make_ref)
+        # Nobody is left to be asked how many results the method has.
+        count = method._ray_options.get("num_returns", 1)
+        if count == "streaming":
+            return _ray_compat.FailedGenerator(make_ref())
+        if count == 0:
+            return None
+        return [make_ref() for _ in range(count)] if isinstance(count, int) and count > 1 else make_ref()
+
+    def _wait_for_member(self, policy: Policy, deadline_ns: int, error: NoReplicaError) -> None:
         """Blocks until a member is up; for `.remote()`."""
         why = submit.why_not_block()
         if why is not None:
             raise NoReplicaError(why, sent=False) from error
         turn: _Turn = calls.new_call(_Turn, None, (), {})
-        timeout_s = method._options.policy.timeout_s
-        deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
-        self._line.set_open(self._picker.able() > 0)
+        self._set_open()
         watcher.ensure()
-        verdict, _ = self._line.admit(turn, deadline_ns, 0, method._options.policy.max_queued, True, 0)
+        verdict, release = self._line.admit(turn, deadline_ns, 0, policy.max_queued, True, 0)
         if verdict == calls.SEND:
             self._line.complete(turn._actorsub_ticket)
         elif verdict == calls.WAIT:
+            if release:
+                calls.call_sender(self._line)
             turn.result()
         elif verdict == calls.FULL:
-            raise QueueFullError("As many wait for a member as may.")
+            raise QueueFullError(f"As many wait for a member as may (max_queued={policy.max_queued}).")
+        elif verdict == calls.EXPIRED:
+            raise DeadlineExceededError("It waited for a member.", sent=False)
         else:
             raise error
 
@@ -812,22 +1053,104 @@ class _Turn(calls.Call):
             calls.deliver(self, None)
 
     def _end_as(self, why: str, sent: bool) -> None:
+        error: Any
         if why == "deadline":
-            calls.deliver(self, DeadlineExceededError("It waited for a member.", sent=False))
+            error = DeadlineExceededError("It waited for a member.", sent=False)
         else:
-            calls.deliver(self, NoReplicaError("The connection to Ray ended while the call waited.", sent=False))
+            error = NoReplicaError("The connection to Ray ended while the call waited.", sent=False)
+        calls.deliver(self, error, raised=True)
+
+
+class _Tenure:
+    """The time of one member in its group."""
+
+    def __init__(self, factory_failures: int | None) -> None:
+        #: How often in a row the factory had failed before it made this member; None where it did not make it.
+        self.factory_failures = factory_failures
+        #: When it was first seen up, on the clock of time.monotonic().
+        self.up_s: float | None = None
+        #: Ends its registration with on_state_change.
+        self.cancel: Callable[[], None] = _nothing
+
+    def failures_of_next(self) -> int:
+        """After its death: as how many failures of the factory it counts, those before it included."""
+        if self.factory_failures is None:
+            return 0
+        if self.up_s is not None and time.monotonic() - self.up_s >= FACTORY_TRIAL_S:
+            return 0
+        return self.factory_failures + 1
+
+
+def _nothing() -> None:
+    pass
 
 
 _TRY_AGAIN: Any = object()
 
+_ENDED = "The connection to Ray ended."
 _WHY = {
     "no_member": "The group has no members.",
     "all_down": "Every member is away.",
     "all_excluded": "Every member that is up was tried.",
 }
 
-# For what concerns all of them: the end of a connection.
-_groups: weakref.WeakSet[ReplicaGroup] = weakref.WeakSet()
+#: Of methods with different options that a member keeps ready.
+MAX_METHODS = 1000
+
+_NO_OPTIONS: dict[str, Any] = {}
+
+# All groups, by id; for what concerns all of them: the end of a connection.
+_groups: dict[int, weakref.ref[ReplicaGroup]] = {}
+
+# Calls between two attempts whose pause is not over, by id.
+_paused: dict[int, GroupCall] = {}
+
+# How often this process is a fork of the one that Ray was connected in.
+_forks = 0
+
+
+def _no_replica(call: GroupCall, detail: str) -> NoReplicaError:
+    return NoReplicaError(detail, sent=call._sent_attempts > 0)
+
+
+def _deadline_error(call: GroupCall) -> DeadlineExceededError:
+    return DeadlineExceededError("It waited for a member.", sent=call._sent_attempts > 0)
+
+
+def _was_sent(error: BaseException) -> bool:
+    """Whether a call of a member that ended with this may have run there. In doubt it may."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return True
+    return getattr(error, "sent", True) is not False
+
+
+def _send(function: Callable[..., None], *arguments: Any) -> None:
+    while not watcher.is_exiting() and not watcher.ensure().send(function, *arguments):
+        pass
+
+
+def _look_up(members: list[_core.GroupMember]) -> None:
+    """Has the actor table asked about those of which nothing is known, and waits for it, a few milliseconds.
+
+    Else the first calls would all go to the member that happened to be looked up first, whatever the balancer.
+    """
+    unknown = [one for one in members if one.actor.state is ActorState.UNKNOWN]
+    end_s = time.monotonic() + watcher.FIRST_READ_LIMIT_S
+    if watcher.is_own_thread():
+        return
+    for one in unknown:
+        watcher.ensure().request_read(one.actor)
+    for one in unknown:
+        if one.actor.state is ActorState.UNKNOWN and time.monotonic() < end_s:
+            submit.read_table_once(one.actor)
+
+
+def _tell_group(
+    group: weakref.ref[ReplicaGroup], member: _core.GroupMember, _: str, old: ActorState, new: ActorState, why: Any
+) -> None:
+    alive = group()
+    if alive is not None:
+        alive._member_changed(member, new)
 
 
 def _state_of(member: _core.GroupMember) -> MemberState:
@@ -864,38 +1187,87 @@ def _first_ref(result: Any) -> Any:
     return result if isinstance(result, ray.ObjectRef) else None
 
 
-def _remote_ended(group: Any, member: _core.GroupMember, started_ns: int, probe: int, value: Any) -> None:
+def _remote_ended(
+    group: weakref.ref[ReplicaGroup], member: _core.GroupMember, started_ns: int, probe: int, _: Any, value: Any
+) -> None:
+    # With the ref among its arguments: Ray tells nothing about one that nobody has.
     alive = group()
     member.end(_UNSENT if alive is None else alive._outcome(errors.certified(value, member.actor)), started_ns, probe)
 
 
-def _replace(group: Any) -> None:
-    """Asks the factory for a member. On the background thread."""
+# Threads that are inside a factory.
+_at_factory: set[threading.Thread] = set()
+
+
+def _ask_factory(group: weakref.ref[ReplicaGroup], failures: int) -> None:
+    """Asks the factory for a member, after a pause where it failed before. A thread of its own."""
+    if failures:
+        # Nothing to wait for: the group is not held meanwhile, and may be gone afterwards.
+        time.sleep(min(MAX_FACTORY_PAUSE_S, FACTORY_PAUSE_S * 2 ** (failures - 1)))
     alive: ReplicaGroup | None = group()
     if alive is None or alive._factory is None:
         return
+    _at_factory.add(threading.current_thread())
     try:
-        with _ray_compat.core_in_use(alive._session) as usable:
-            if not usable:
-                return
-            made = alive._factory()
-        alive.add(made)
+        if alive._session is None or alive._session is not _ray_compat.session_token():
+            return
+        alive._add([alive._factory()], failures)
+        alive._counts["replaced"] += 1
     except Exception:
         logger.exception("the factory of a group failed")
-        alive._replace_later()
-        return
-    alive._counts["replaced"] += 1
+        alive._replace(failures + 1)
+    finally:
+        _at_factory.discard(threading.current_thread())
 
 
-def _cancel_all(registrations: dict[Any, Callable[[], None]]) -> None:
-    for cancel in list(registrations.values()):
-        cancel()
+def _end_factories() -> None:
+    """Before a disconnect."""
+    end_s = time.monotonic() + FACTORY_EXIT_S
+    for thread in list(_at_factory):
+        if thread is not threading.current_thread():
+            thread.join(max(0.0, end_s - time.monotonic()))
+
+
+def _end_tenures(tenures: dict[_core.GroupMember, _Tenure]) -> None:
+    for tenure in list(tenures.values()):
+        tenure.cancel()
+
+
+def _forget_group(number: int, _: Any) -> None:
+    _groups.pop(number, None)
 
 
 def _close_all() -> None:
-    for group in list(_groups):
-        if group._session is not _ray_compat.session_token():
+    for reference in list(_groups.values()):
+        group = reference()
+        if group is not None and group._session is not _ray_compat.session_token():
             calls.end_all(group._line.close())
 
 
+def _take_back_all() -> None:
+    """`actorsub.shutdown()` has stopped the threads that would go on with them."""
+    for call in list(_paused.values()):
+        if _paused.pop(id(call), None) is not None:
+            call._finish(call._error, raised=True)
+    for reference in list(_groups.values()):
+        group = reference()
+        if group is None:
+            continue
+        for ticket, call in list(group._line.calls.items()):
+            if group._line.cancel(ticket)[0]:
+                if isinstance(call, _Turn):
+                    # It asks for another turn, which starts the threads again.
+                    calls.deliver(call, None)
+                else:
+                    call._finish(_no_replica(call, "actorsub.shutdown() was called while it waited."), raised=True)
+
+
+def _after_fork_in_child() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+_ray_compat.before_disconnect.append(_end_factories)
+calls.after_stop.append(_take_back_all)
 _ray_compat.after_disconnect.append(_close_all)

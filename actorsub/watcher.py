@@ -183,9 +183,8 @@ class Watcher:
         self._sender: _Background | None = None
         self._sender_lock = threading.Lock()
         if _calls is not None:
-            for actor in _core.live_actors():
-                # Timers ended with the sentinel that kept them.
-                _calls.arm(actor)
+            # Timers ended with the sentinel that kept them.
+            _calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
         self._thread.start()
 
@@ -222,7 +221,6 @@ class Watcher:
         self._background.stop(1.0)
         if self._sender is not None:
             self._sender.stop(1.0)
-        _core.stop_sentinel()
 
     def _run(self) -> None:
         pause_s: float | None = 0.0
@@ -260,7 +258,8 @@ class Watcher:
         """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
         begin_s = _core.now_s()
         session = _ray_compat.session_token()
-        tick_s = deadline_s = _NEVER
+        tick_s = _NEVER
+        deadline_s = _calls.look_at_clock(None)
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
@@ -465,10 +464,17 @@ def _stop() -> bool:
     if watcher is None:
         return False
     watcher.stop()
-    for actor in _core.live_actors():
-        actor.watched = False
-        # So that the next start reads the table and watches anew.
-        actor.next_read_s = _core.now_s()
+    with _lock:
+        newer = _watcher
+        if newer is None:
+            # Else somebody has started the threads again meanwhile, and this one is theirs.
+            _core.stop_sentinel()
+        for actor in _core.live_actors():
+            actor.watched = False
+            # So that the next start reads the table and watches anew.
+            actor.next_read_s = _core.now_s()
+    if newer is not None:
+        newer.nudge()
     return True
 
 

@@ -28,6 +28,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import _calls
 import _detection
 import plain_rival
 import psutil
@@ -508,6 +509,14 @@ def main() -> None:
     one = commands.add_parser("live")
     one.add_argument("--turns", type=int, required=True)
     one.add_argument("--calls", type=int, required=True)
+    for what in ("call-round-trips", "call-throughput"):
+        one = commands.add_parser(what)
+        one.add_argument("--turns", type=int, required=True)
+        one.add_argument("--calls", type=int, required=True)
+    one = commands.add_parser("call-waiting")
+    one.add_argument("--line", type=int, required=True)
+    one.add_argument("--probes", type=int, required=True)
+    one.add_argument("--kept", type=int, required=True)
     one = commands.add_parser("idle")
     one.add_argument("--actors", type=int, required=True)
     one.add_argument("--handles", type=int, required=True)
@@ -525,6 +534,9 @@ def main() -> None:
         "frozen": _detection.frozen,
         "live": _detection.live,
         "idle": _detection.idle,
+        "call-round-trips": _calls.round_trips,
+        "call-throughput": _calls.throughput,
+        "call-waiting": _calls.waiting,
     }
     result = measures[what](**arguments)
     output.write_text(json.dumps(result))

@@ -33,6 +33,10 @@ IN_FLIGHT_P99_NS = 50e6
 FIRST_REFUSAL_NS = 10e6
 SILENCE_SLACK_NS = 500e6
 AWAIT_RATIO = 1.00
+CALL_RATIO = 1.0
+CALL_RATE_RATIO = 1.0
+DEADLINE_LATE_NS = 5e6
+WAITING_BYTES = 1000.0
 IDLE_SHARE = 0.01
 IDLE_BYTES = 20e6
 
@@ -175,11 +179,43 @@ def detection_budgets(results: Results) -> Iterator[tuple[str, str | None, str, 
     one = results.one(key="live", variant="wrapped")
     value = one["extra_info"]["ratio"] if one else 0.0
     yield "await of a live call", one and interval(one["extra_info"]), f"<= {AWAIT_RATIO}", value <= AWAIT_RATIO
+    yield from call_budgets(results)
     one = results.one(key="idle")
     share, grown = (one["extra_info"][name] if one else 0.0 for name in ("share_added", "grown_bytes"))
     what = "10,000 idle handles of 100 actors"
     yield f"{what}, CPU", one and f"{share:.2%} of a core", f"<= {IDLE_SHARE:.0%}", share <= IDLE_SHARE
     yield f"{what}, memory", one and f"{grown / 1e6:.1f} MB", f"<= {IDLE_BYTES / 1e6:.0f} MB", grown <= IDLE_BYTES
+
+
+def call_budgets(results: Results) -> Iterator[tuple[str, str | None, str, bool]]:
+    one = results.one(key="call-round-trip", way="call")
+    value = one["extra_info"]["ratio"] if one else 0.0
+    what = "round trip of .call() against await of plain"
+    yield what, one and interval(one["extra_info"]), f"<= {CALL_RATIO}", value <= CALL_RATIO
+    one = results.one(key="call-rate", way="call", n=64)
+    value = one["extra_info"]["ratio"] if one else 0.0
+    what = "rate of .call() against await of plain, 64 in flight"
+    yield what, one and interval(one["extra_info"]), f">= {CALL_RATE_RATIO}", value >= CALL_RATE_RATIO
+    one = results.one(key="call-waiting")
+    late, size = (one["extra_info"][name] if one else 0.0 for name in ("p99_ns", "bytes"))
+    what = "deadline while 10,000 calls wait, late by (p99)"
+    yield what, one and duration(late), f"<= {duration(DEADLINE_LATE_NS)}", late <= DEADLINE_LATE_NS
+    yield "a waiting call, memory", one and f"{size:.0f} bytes", f"<= {WAITING_BYTES:.0f} bytes", size <= WAITING_BYTES
+
+
+def requests(results: Results) -> Iterator[Table]:
+    rows = []
+    for one in results.all(key="call-round-trip"):
+        rows.append([f"{one['extra_info']['way']}, one by one", duration(median_ns(one)), interval(one["extra_info"])])
+    if rows:
+        yield Table("Round trip of a request", ["way", "p50", "of plain"], rows)
+    rows = []
+    for one in results.all(key="call-rate"):
+        extra = one["extra_info"]
+        rate = f"{1e9 / median_ns(one):,.0f}"
+        rows.append([f"{extra['way']}, {extra['n']} in flight", rate, interval(extra)])
+    if rows:
+        yield Table("Requests per second", ["way", "calls/s", "of plain's rate"], rows)
 
 
 def detection(results: Results) -> Iterator[Table]:
@@ -333,6 +369,7 @@ def tables(results: Results) -> Iterable[Table]:
     yield from live(results)
     yield from cost(results)
     yield from detection(results)
+    yield from requests(results)
     yield from restarts(results)
     yield from ratios_under_restarts(results)
 
