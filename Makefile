@@ -16,7 +16,7 @@ SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildc
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 
-.PHONY: help demo test bench lint format dist test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test bench comparison lint format dist test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -80,6 +80,11 @@ bench: $(VENV)/.installed-bench  ## Benchmarks against stock and tuned Ray: pyte
 	@mkdir -p bench/out
 	@cd bench && $(abspath $(BIN))/pytest -c ../pyproject.toml --rootdir=.. . --benchmark-json=out/benchmark.json $(PYTEST_ARGS)
 	@$(BIN)/python bench/table.py bench/out/benchmark.json
+
+COMPARISON_ARGS ?=
+comparison: $(VENV)/.installed-comparison  ## One HTTP service written in seven ways while its workers are killed (15 minutes; VENV=.venv-comparison)
+	@mkdir -p bench/out
+	@cd bench && $(abspath $(BIN))/python comparison.py --json out/comparison.json --picture out/comparison.png $(COMPARISON_ARGS)
 
 test-cpp:  ## The C++ tests, without Python (needs cmake and doctest)
 	@cmake -S csrc -B $(CMAKE_BUILD)/plain -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null

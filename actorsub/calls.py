@@ -140,6 +140,11 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             return None
         return sent[0] if len(sent) == 1 else list(sent)
 
+    @property
+    def attempts(self) -> tuple[errors.Attempt, ...]:
+        """What a call of a ReplicaGroup has tried without success so far, in order; empty for other calls."""
+        return ()
+
     def running(self) -> bool:
         """True once the call was sent, until it is done."""
         return self._actorsub_refs is not None and not self.done()

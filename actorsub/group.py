@@ -286,6 +286,10 @@ class GroupCall(calls.Call):
         current = self._current
         return None if current is None else current.object_ref
 
+    @property
+    def attempts(self) -> tuple[Attempt, ...]:
+        return tuple(self._attempts)
+
     def running(self) -> bool:
         current = self._current
         return not self.done() and current is not None and current.running()

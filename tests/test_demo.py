@@ -167,8 +167,8 @@ def test_sentences_follow_the_figures() -> None:
     plain, ours = _demo.explain([_demo.summarize(STOCK), _demo.summarize(OURS)])
     assert "3 calls" in plain
     assert "6.00 s in all" in plain
-    assert "of 3 calls" in ours
-    assert "2 were refused at submit" in ours
+    assert "3 calls met one all the same" in ours
+    assert "1 on a worker when it was killed" in ours
     assert "4.0 times less than stock Ray" in ours
 
 
@@ -179,7 +179,6 @@ def test_sentences_do_not_flatter() -> None:
     )
     ours = _demo.explain([_demo.summarize(run) for run in swapped])[1]
     assert "4.0 times more than stock Ray" in ours
-    assert "0 were refused at submit" in ours
 
 
 # --- Proxy ----------------------------------------------------------------------------------------
@@ -334,15 +333,17 @@ def test_end_to_end(tmp_path: Path) -> None:
         assert summary["p50_s"] <= summary["p99_s"] <= summary["p999_s"] <= summary["worst_s"]
         assert min(request["latency_s"] for request in requests) >= _demo.INFER_S
         lost = [attempt for request in requests for attempt in request["lost"]]
-        assert summary["refused"] + summary["told"] == len(lost) > 0
+        assert summary["refused"] + summary["told"] == len(lost)
         assert summary["lost_s"] == pytest.approx(sum(attempt["waited_s"] for attempt in lost))
         assert summary["kills"] == summary["planned_kills"] == 1
         assert mode["errors"] == {}
         assert f"{summary['requests']}" in done.stdout
         if name == "actorsub":
-            assert summary["refused"] > 0
+            # No more than were at the worker when it was killed.
+            assert len(lost) <= 3
         else:
             assert summary["refused"] == 0
+            assert len(lost) > 0
     assert document["modes"]["actorsub"]["summary"]["lost_s"] < document["modes"]["stock"]["summary"]["lost_s"]
     if (tmp_path / "out.svg").exists():
         assert "picture saved in" in done.stdout
