@@ -303,6 +303,11 @@ def _hook_disconnect() -> bool | None:
 _disconnect_waits: Any = _try("shutdown", _hook_disconnect, "failed refs are not made ahead")
 
 
+def is_ending() -> bool:
+    """True between the end of a connection and the end of Ray's core: whoever calls the core now ends the process."""
+    return global_worker is not None and not global_worker._is_connected and hasattr(global_worker, "core_worker")
+
+
 @contextlib.contextmanager
 def core_in_use(session: Any) -> Iterator[bool]:
     """For our own threads: True while the block runs when the connection is still `session` and stays until its end."""

@@ -32,6 +32,8 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise RuntimeError("this method object was not made by a handle")
     if actor.is_inherited:
         raise RuntimeError(PARENT)
+    if _ray_compat.is_ending():
+        raise errors.refusal(actor, "The connection to Ray is ending.")
     error, mark = admit(actor, method._actorsub_policy)
     if error is None:
         result = method._actorsub_submit(mark, args, kwargs)
