@@ -15,8 +15,9 @@ CORE_SOURCES := $(wildcard csrc/*.h csrc/*.cc actorsub/_cpp/*.pxd actorsub/*.pyx
 SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildcard actorsub/*.py actorsub/*.pyi)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
+comma := ,
 
-.PHONY: help demo test bench comparison lint format dist test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,24 +87,31 @@ comparison: $(VENV)/.installed-comparison  ## One HTTP service written in seven 
 	@mkdir -p bench/out
 	@cd bench && $(abspath $(BIN))/python comparison.py --json out/comparison.json --picture out/comparison.png $(COMPARISON_ARGS)
 
-test-cpp:  ## The C++ tests, without Python (needs cmake and doctest)
-	@cmake -S csrc -B $(CMAKE_BUILD)/plain -DCMAKE_BUILD_TYPE=RelWithDebInfo > /dev/null
-	@cmake --build $(CMAKE_BUILD)/plain -j $(JOBS)
-	@ctest --test-dir $(CMAKE_BUILD)/plain --output-on-failure
+SANITIZED := -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DACTORSUB_SANITIZE=
+# $(call build_cpp,folder,cmake's arguments)
+build_cpp = cmake -S csrc -B $(CMAKE_BUILD)/$(1) $(2) > /dev/null && cmake --build $(CMAKE_BUILD)/$(1) -j $(JOBS)
 
-test-sanitizers:  ## The C++ tests under TSan, and under ASan with UBSan (needs clang)
-	@for sanitizer in thread address,undefined; do \
-	    cmake -S csrc -B $(CMAKE_BUILD)/$$sanitizer -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	        -DACTORSUB_SANITIZE=$$sanitizer > /dev/null && \
-	    cmake --build $(CMAKE_BUILD)/$$sanitizer -j $(JOBS) && \
-	    ctest --test-dir $(CMAKE_BUILD)/$$sanitizer --output-on-failure || exit 1; \
-	done
+.PHONY: cpp-plain cpp-sanitizers cpp-fuzz cpp-bench
+cpp-plain:
+	@$(call build_cpp,plain,-DCMAKE_BUILD_TYPE=RelWithDebInfo)
+cpp-sanitizers:
+	@$(call build_cpp,thread,$(SANITIZED)thread)
+	@$(call build_cpp,address,$(SANITIZED)address$(comma)undefined)
+cpp-fuzz:
+	@$(call build_cpp,fuzz,$(SANITIZED)address$(comma)undefined -DACTORSUB_FUZZ=ON -DACTORSUB_TESTS=OFF)
+cpp-bench:
+	@$(call build_cpp,bench,-DCMAKE_BUILD_TYPE=Release -DACTORSUB_BENCH=ON -DACTORSUB_TESTS=OFF)
+build-cpp: cpp-plain cpp-sanitizers cpp-fuzz cpp-bench  ## Everything that the next four run
+
+test-cpp: cpp-plain  ## The C++ tests, without Python (needs cmake and doctest)
+	@ctest --test-dir $(CMAKE_BUILD)/plain --output-on-failure -j $(JOBS)
+
+test-sanitizers: cpp-sanitizers  ## The C++ tests under TSan, and under ASan with UBSan (needs clang)
+	@ctest --test-dir $(CMAKE_BUILD)/thread --output-on-failure -j $(JOBS)
+	@ctest --test-dir $(CMAKE_BUILD)/address --output-on-failure -j $(JOBS)
 
 FUZZ_SECONDS ?= 20
-fuzz:  ## Each fuzzer for FUZZ_SECONDS (needs clang)
-	@cmake -S csrc -B $(CMAKE_BUILD)/fuzz -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo \
-	    -DACTORSUB_SANITIZE=address,undefined -DACTORSUB_FUZZ=ON > /dev/null
-	@cmake --build $(CMAKE_BUILD)/fuzz -j $(JOBS)
+fuzz: cpp-fuzz  ## Each fuzzer for FUZZ_SECONDS (needs clang)
 	@for fuzzer in $(CMAKE_BUILD)/fuzz/*_fuzz; do \
 	    name=$$(basename $$fuzzer _fuzz); corpus=$(CMAKE_BUILD)/corpus/$$name; log=$(CMAKE_BUILD)/$$name.log; \
 	    mkdir -p $$corpus; seeds=$$(ls -d tests/cpp/fuzz/seeds/$$name 2>/dev/null); \
@@ -112,10 +120,9 @@ fuzz:  ## Each fuzzer for FUZZ_SECONDS (needs clang)
 	    echo "$$name: $$(grep number_of_executed_units $$log | tr -s ' ') in $(FUZZ_SECONDS) s, nothing found"; \
 	done
 
-bench-cpp:  ## The C++ benchmarks (needs google-benchmark)
-	@cmake -S csrc -B $(CMAKE_BUILD)/bench -DCMAKE_BUILD_TYPE=Release -DACTORSUB_BENCH=ON > /dev/null
-	@cmake --build $(CMAKE_BUILD)/bench -j $(JOBS)
-	@for bench in $(CMAKE_BUILD)/bench/*_bench; do $$bench || exit 1; done
+BENCH_CPP_ARGS ?=
+bench-cpp: cpp-bench  ## The C++ benchmarks (needs google-benchmark)
+	@for bench in $(CMAKE_BUILD)/bench/*_bench; do $$bench $(BENCH_CPP_ARGS) || exit 1; done
 
 lint: $(VENV)/.linters  ## ruff, mypy, stubtest, cython-lint, clang-format, clang-tidy
 	@$(BIN)/ruff check .
