@@ -186,6 +186,7 @@ class CallBase:
     _actorsub_kwargs: Any
     _actorsub_refs: Any
     _actorsub_left: Any
+    _actorsub_sent_ns: int
     @property
     def _actorsub_ticket(self) -> int: ...
     @property

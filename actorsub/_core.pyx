@@ -1128,6 +1128,7 @@ cdef class CallBase:
     cdef public object _actorsub_kwargs
     cdef public object _actorsub_refs         # None until it was sent; then Ray's own refs, as a list.
     cdef public object _actorsub_left         # Outcomes that are still to come, where there are several.
+    cdef public int64_t _actorsub_sent_ns     # When Ray had it, on the clock of now_ns().
     cdef readonly uint64_t _actorsub_ticket
     cdef readonly unsigned int _actorsub_mark
     # True while the thread that made the call still copies its arguments: the sender leaves it alone.

@@ -32,6 +32,10 @@ from actorsub.errors import QueueFullError
 
 logger = logging.getLogger("actorsub")
 
+#: How long Ray has had a call before it is asked to cancel it. A call that is cancelled while Ray is still sending it
+#: leaves a gap in the actor's sequence (seen on Ray 2.60 with plain handles), and the actor then waits 30 s for it and
+#: fails every call until then.
+CANCEL_AFTER_NS = 50_000_000
 #: Calls that the sender takes out of the line at one time.
 SENDER_BATCH = 64
 
@@ -152,8 +156,9 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
     def cancel(self) -> bool:
         """Takes the call back.
 
-        True: it had not been sent, and never will be. False: it is with Ray, which is asked to cancel it, by the rules
-        of `ray.cancel` for actor tasks (what runs in a plain method cannot be stopped); or it is done already.
+        True: it had not been sent, and never will be. False: it is with Ray, which is asked to cancel it (once it has
+        had it for 50 ms), by the rules of `ray.cancel` for actor tasks: what runs in a plain method cannot be stopped;
+        or it is done already.
         """
         line: Line | None = self._actorsub_line
         if line is None or self.done():
@@ -469,6 +474,7 @@ def _give(call: Call) -> Callable[[], None] | None:
         # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
         raise errors.queue_full(line.actor, f"Ray's limit: {error}") from None
     _let_go(call)
+    call._actorsub_sent_ns = _core.now_ns()
     line.actor.used = True
     if isinstance(given, ray.ObjectRef):
         call._actorsub_refs = [given]
@@ -541,10 +547,22 @@ def _copy(call: Call, future: asyncio.Future[Any]) -> None:
 
 
 def _cancel_sent(call: Call) -> None:
-    """Asks Ray to cancel a call that it has, without waiting for an answer."""
+    """Asks Ray to cancel a call that it has, without waiting for an answer; not before it has had it for a while."""
     line: Line | None = call._actorsub_line
-    for ref in call._actorsub_refs or ():
-        with _ray_compat.core_in_use(None if line is None else line.actor.session) as usable:
+    sent = list(call._actorsub_refs or ())
+    if line is None or not sent:
+        return
+    ask = functools.partial(_ask_to_cancel, line.actor.session, sent)
+    left_ns = call._actorsub_sent_ns + CANCEL_AFTER_NS - _core.now_ns()
+    if left_ns > 0:
+        _core.call_later(left_ns, ask)
+    else:
+        ask()
+
+
+def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
+    for ref in sent:
+        with _ray_compat.core_in_use(session) as usable:
             if usable:
                 try:
                     ray.cancel(ref)

@@ -89,7 +89,7 @@ struct PickerOptions {
   // Whether a member that is kUnknown or kPending may take calls while no member is kAlive.
   bool use_pending = true;
   double panic_share = 0.5;
-  double bounded_load = 1.25;         // kConsistentHash: the load of a member over the average of those that are able.
+  double bounded_load = 2.0;          // kConsistentHash: the load of a member over the average of those that are able.
   std::uint32_t virtual_nodes = 128;  // kConsistentHash: per member.
   std::int64_t census_period_ns = 10 * kNsPerMs;
   std::uint64_t seed = 0;  // Of the random choices. Give each picker of a service another one.

@@ -292,14 +292,18 @@ def test_many_wraps_leak_nothing(worker_class: Any) -> None:
     gc.collect()
     memory, files, objects, slots = resident_kb(), descriptors(), len(gc.get_objects()), _core.slot_count()
     threads = threading.active_count()
-    for _ in range(3):
+    growth_kb = []
+    for _ in range(4):
         work()
-    gc.collect()
+        gc.collect()
+        before, memory = memory, resident_kb()
+        growth_kb.append(memory - before)
     assert _core.slot_count() == slots
     assert abs(len(gc.get_objects()) - objects) < 500
     assert descriptors() <= files + 2
     assert threading.active_count() <= threads
-    assert resident_kb() - memory < 5_000
+    # A leak would be in each of them; whatever else this process does may be in one.
+    assert min(growth_kb) < 1_000
 
 
 _named: list[Any] = []

@@ -441,7 +441,9 @@ TEST_CASE("consistent hash: a member that is down gives its keys to the next one
 TEST_CASE("consistent hash: the load of a member is bounded") {
   for (const int size : {3, 16, 100}) {
     CAPTURE(size);
-    World world(size, Kind(BalancerKind::kConsistentHash));
+    PickerOptions options = Kind(BalancerKind::kConsistentHash);
+    options.bounded_load = 1.25;
+    World world(size, options);
     Random random(5);
     for (int n = 0; n < 40 * size; ++n) {
       // Half of all calls have the same key.
