@@ -1548,6 +1548,8 @@ def start_sentinel():
 def stop_sentinel():
     with nogil:
         sentinel.Stop()
+    # Their timers are forgotten.
+    later.clear()
 
 
 def sentinel_runs():

@@ -18,6 +18,7 @@ import dataclasses
 import difflib
 import functools
 import hashlib
+import itertools
 import logging
 import os
 import random
@@ -274,6 +275,8 @@ class GroupCall(calls.Call):
     _is_between: bool
     # Its user has asked to take it back: no further attempt.
     _is_unwanted: bool
+    #: Of its last pause between two attempts.
+    _pause: int
 
     @property
     def _actorsub_refs(self) -> Any:
@@ -381,6 +384,7 @@ class GroupCall(calls.Call):
         # Who keeps the call keeps its outcome, but neither the arguments nor the members.
         self._actorsub_args = self._actorsub_kwargs = None
         self._group = self._method = self._error = None
+        _paused.pop(self._pause, None)
         self._tried = self._sent_to = set()
 
 
@@ -658,6 +662,7 @@ class ReplicaGroup:
         call._attempts = []
         call._sent_attempts = 0
         call._error = None
+        call._pause = 0
         call._is_over = call._is_between = call._is_unwanted = False
         timeout_s = options.policy.timeout_s
         call._deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
@@ -852,13 +857,10 @@ class ReplicaGroup:
         if pause_ns <= 0:
             _send(self._route_again, call)
             return
-        _paused[id(call)] = call
-
-        def resume() -> None:
-            if _paused.pop(id(call), None) is not None:
-                _send(self._route_again, call)
-
-        _core.call_later(pause_ns, resume)
+        call._pause = next(_pauses)
+        _paused[call._pause] = call
+        # By number, so that a call which ends before its pause does keeps nothing until then.
+        _core.call_later(pause_ns, functools.partial(_resume, call._pause))
 
     def _outcome(self, error: Any) -> int:
         """What the end of an attempt says about its member."""
@@ -1106,8 +1108,17 @@ _NO_OPTIONS: dict[str, Any] = {}
 # All groups, by id; for what concerns all of them: the end of a connection.
 _groups: dict[int, weakref.ref[ReplicaGroup]] = {}
 
-# Calls between two attempts whose pause is not over, by id.
+# Calls between two attempts whose pause is not over, by its number.
 _paused: dict[int, GroupCall] = {}
+_pauses = itertools.count(1)
+
+
+def _resume(pause: int) -> None:
+    call = _paused.pop(pause, None)
+    group = None if call is None else call._group
+    if group is not None:
+        _send(group._route_again, call)
+
 
 # How often this process is a fork of the one that Ray was connected in.
 _forks = 0
@@ -1250,8 +1261,8 @@ def _close_all() -> None:
 
 def _take_back_all() -> None:
     """`actorsub.shutdown()` has stopped the threads that would go on with them."""
-    for call in list(_paused.values()):
-        if _paused.pop(id(call), None) is not None:
+    for pause, call in list(_paused.items()):
+        if _paused.pop(pause, None) is not None:
             call._finish(call._error, raised=True)
     for reference in list(_groups.values()):
         group = reference()
