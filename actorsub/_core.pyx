@@ -147,12 +147,9 @@ cdef extern from "Python.h":
     PyObject* PyObject_Vectorcall(PyObject* callable, PyObject* const* args, size_t nargs, PyObject* kwnames) noexcept
     PyObject* PyObject_VectorcallMethod(PyObject* name, PyObject* const* args, size_t nargs, PyObject* kwnames) noexcept
     PyObject* PyDict_GetItem(PyObject* dictionary, PyObject* key) noexcept
-    PyObject* PyDict_GetItemWithError(PyObject* dictionary, PyObject* key) noexcept
     PyObject* PyList_New(Py_ssize_t size) noexcept
     void PyList_SET_ITEM(PyObject* list, Py_ssize_t index, PyObject* item) noexcept
     PyObject* PyList_GET_ITEM(PyObject* list, Py_ssize_t index) noexcept
-    Py_ssize_t PyList_GET_SIZE(PyObject* list) noexcept
-    bint PyList_CheckExact(PyObject* thing) noexcept
     PyObject* PyTuple_GET_ITEM(PyObject* tuple, Py_ssize_t index) noexcept
     PyObject** tuple_items "actorsub_tuple_items"(PyObject* tuple) noexcept
     Py_ssize_t PyTuple_GET_SIZE(PyObject* tuple) noexcept

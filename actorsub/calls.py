@@ -305,8 +305,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
                 "The connection to Ray ended.", actor_id=actor.key.hex(), sent=sent, state=actor.state
             )
         else:
-            error = errors.death(actor) if why == "dead" else errors.refusal(actor)
-            actor.count_refused(error.state.value if error.state.value in _core.REFUSAL_NAMES else "restarting")
+            error = _refused(actor, is_dead=why == "dead")
         end(self, error)
         if not sent:
             # After its end, so that a group can take them to another member.
@@ -413,10 +412,12 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
         return errors.queue_full(actor, f"As many calls wait for it as may (max_queued={policy.max_queued}).")
     if verdict == EXPIRED:
         return errors.deadline(actor, sent=False)
-    if verdict == _DEAD:
-        actor.count_refused("dead")
-        return errors.death(actor)
-    error = errors.refusal(actor)
+    return _refused(actor, is_dead=verdict == _DEAD)
+
+
+def _refused(actor: _core.Actor, *, is_dead: bool) -> Any:
+    """The error of a call that the actor's state refuses, counted."""
+    error: Any = errors.death(actor) if is_dead else errors.refusal(actor)
     actor.count_refused(error.state.value if error.state.value in _core.REFUSAL_NAMES else "restarting")
     return error
 
