@@ -1,10 +1,14 @@
-"""Actors that can be killed and that come back when told to, and ways to wait for what nothing announces."""
+"""Actors that can be killed and that come back when told to, ways to wait for what nothing announces, and Python code
+in a process of its own."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,3 +114,49 @@ class Restartable:
     def ledger(self) -> list[str]:
         path = self.directory / "ledger"
         return path.read_text().split() if path.exists() else []
+
+
+PROLOGUE = """
+import asyncio, gc, os, pathlib, signal, sys, tempfile, threading, time
+import ray, actorsub
+from helpers import RAY_ARGS, Restartable, Worker, wait_until, wait_for_state
+from actorsub import ActorState
+
+if "TEST_CLUSTER" in os.environ:
+    RAY_ARGS = {"address": os.environ["TEST_CLUSTER"], "log_to_driver": False, "logging_level": "ERROR"}
+else:
+    RAY_ARGS["num_cpus"] = 1
+"""
+# What a C++ abort, a fatal Python error or a lost exception leave on stderr.
+BAD_WORDS = ("Fatal Python error", "terminate called", "Aborted", "Segmentation", "SIGSEGV", "SIGABRT", "Check failed",
+             "Traceback", "core dumped")  # fmt: skip
+
+
+def run_script(
+    code: str, *arguments: str, timeout_s: float = 60.0, own_cluster: bool = False, auto_connect: bool = False
+) -> str:
+    """Runs Python code in a process of its own: it has to end by itself with code 0. Returns its standard output.
+
+    Its `ray.init(**RAY_ARGS)` connects to the Ray of this process, which takes a tenth of the time that starting one
+    does, unless `own_cluster`. With `auto_connect` a call of Ray's without a session starts a Ray, as Ray does.
+    """
+    environment = dict(os.environ)
+    if not auto_connect:
+        environment["RAY_ENABLE_AUTO_CONNECT"] = "0"
+    if not own_cluster:
+        environment["TEST_CLUSTER"] = ray.get_runtime_context().gcs_address
+    inherited = [one for one in sys.path if one and os.path.isdir(one) and "site-packages" not in one]
+    environment["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).parent), *inherited])
+    process = subprocess.run(
+        [sys.executable, "-X", "faulthandler", "-c", PROLOGUE + textwrap.dedent(code), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        env=environment,
+        check=False,
+    )
+    report = f"exit code {process.returncode}\n--- stdout\n{process.stdout}\n--- stderr\n{process.stderr}"
+    assert process.returncode == 0, report
+    for word in BAD_WORDS:
+        assert word not in process.stderr, report
+    return process.stdout

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from test_lifetime import run_script
+from helpers import run_script
 
 import actorsub
 

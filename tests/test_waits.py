@@ -7,9 +7,6 @@ import gc
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from collections.abc import Callable
@@ -17,7 +14,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import Restartable, wait_for_state, wait_until
+from helpers import Restartable, run_script, wait_for_state, wait_until
 
 import actorsub
 from actorsub import ActorState, refs
@@ -41,21 +38,6 @@ def wait_until_gone(path: pathlib.Path) -> Callable[[Any], str]:
         return "done"
 
     return run
-
-
-def run_script(script: str) -> str:
-    here = pathlib.Path(__file__).parent
-    done = subprocess.run(
-        [sys.executable, "-c", "import ray, actorsub\nfrom helpers import *\n" + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        cwd=here,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(here), *filter(None, sys.path)])},
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_polling_leaves_one_callback_for_each_ref(restartable: Maker, tmp_path: pathlib.Path) -> None:
@@ -111,7 +93,6 @@ def test_a_deadline_error_that_a_method_lets_out_certifies_nothing(restartable: 
 def test_stop_iteration_out_of_a_method_does_not_crash_the_loop(ray_local: None) -> None:
     out = run_script(
         """
-        import asyncio
         ray.init(**RAY_ARGS)
 
         @actorsub.remote(num_cpus=0)
@@ -192,10 +173,9 @@ def test_listeners_hear_changes_in_order_whoever_noted_them(restartable: Maker) 
     assert [old for old, _ in heard[1:]] == [new for _, new in heard[:-1]]
 
 
-def test_waits_end_with_the_connection() -> None:
+def test_waits_end_with_the_connection(ray_local: None) -> None:
     out = run_script(
         """
-        import asyncio, pathlib, tempfile, threading
         ray.init(**RAY_ARGS)
         one = Restartable(pathlib.Path(tempfile.mkdtemp()))
         ref = one.handle.__ray_call__.remote(lambda _: time.sleep(600))
@@ -228,11 +208,10 @@ def test_waits_end_with_the_connection() -> None:
     assert "ENDED [('await', True), ('get', True)]" in out
 
 
-def test_ray_can_be_shut_down_while_failed_refs_are_made_ahead() -> None:
+def test_ray_can_be_shut_down_while_failed_refs_are_made_ahead(ray_local: None) -> None:
     """Ray's core ends the process when somebody is inside it after its shutdown."""
     out = run_script(
         """
-        import pathlib, tempfile
         for number in range(3):
             ray.init(**RAY_ARGS)
             one = Restartable(pathlib.Path(tempfile.mkdtemp()))
