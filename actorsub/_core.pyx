@@ -100,6 +100,29 @@ cdef extern from *:
         return result;
     }
 
+    // Methods are kept in the handle's dict, so reading one is a plain attribute. A class with a `__getattr__` written
+    // in Python, as Ray's and ours are, looks that one up at each access first; from 3.12 on the interpreter's own cache
+    // of attributes avoids that, and would not serve a class with a slot like this.
+    #if PY_VERSION_HEX < 0x030C0000
+    static getattrofunc actorsub_full_getattro = NULL;
+
+    static PyObject* actorsub_getattro(PyObject* object, PyObject* name) {
+        PyObject* value = PyObject_GenericGetAttr(object, name);
+        if (value != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return value;
+        PyErr_Clear();
+        return actorsub_full_getattro(object, name);
+    }
+
+    static void actorsub_hasten_getattr(PyTypeObject* type) {
+        if (type->tp_getattro == actorsub_getattro) return;
+        actorsub_full_getattro = type->tp_getattro;
+        type->tp_getattro = actorsub_getattro;
+        PyType_Modified(type);
+    }
+    #else
+    static void actorsub_hasten_getattr(PyTypeObject*) {}
+    #endif
+
     // Makes a new instance of `type` one of its subclass `to`, as assigning `__class__` does for classes written in
     // Python: sound where both have the same layout, which is looked at once (`actorsub_same_layout`).
     static void actorsub_relabel(PyObject* object, PyTypeObject* to) {
@@ -137,6 +160,7 @@ cdef extern from *:
     ctypedef PyObject* (*actorsub_fastcall)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*) noexcept
     int actorsub_add_remote(PyTypeObject* type, actorsub_fastcall function) except -1
     PyObject* actorsub_new_exception(PyObject* type, PyObject* empty_tuple) noexcept
+    void actorsub_hasten_getattr(PyTypeObject* type) noexcept
     ctypedef void (*destructor)(PyObject*) noexcept
     void actorsub_relabel(PyObject* object, PyTypeObject* to) noexcept
     bint actorsub_same_layout(PyTypeObject* type, PyTypeObject* subclass) noexcept
@@ -243,17 +267,20 @@ def bind_direct(ref, str name, bytes positional, dict tracing, str tracing_flag)
     tracing_flag_name = tracing_flag
 
 
-def bind_types(tuple states, unavailable, slow):
-    """Hands in the Python classes: the members of ActorState in order, the class that a refusal raises, and the
-    function that `.remote()` calls whenever its fast path does not apply."""
+def bind_types(tuple states, unavailable, handle, slow):
+    """Hands in the Python classes: the members of ActorState in order, the class that a refusal raises, the class of
+    handles, and the function that `.remote()` calls whenever its fast path does not apply."""
     global state_members, unavailable_error, submit_slowly
     if not issubclass(unavailable, CertifiedError):
         raise TypeError(f"{unavailable!r} must derive from CertifiedError")
+    if not issubclass(handle, HandleBase):
+        raise TypeError(f"{handle!r} must derive from HandleBase")
     if len(states) != len(STATE_NAMES):
         raise ValueError(f"expected {len(STATE_NAMES)} states, got {len(states)}")
     state_members = states
     unavailable_error = unavailable
     submit_slowly = slow
+    actorsub_hasten_getattr(<PyTypeObject*>handle)
 
 
 def after_fork_in_child():

@@ -423,7 +423,7 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     return registration.cancel
 
 
-_core.bind_types(tuple(ActorState), ActorUnavailableError, submit.submit_slowly)
+_core.bind_types(tuple(ActorState), ActorUnavailableError, ActorHandle, submit.submit_slowly)
 _binding = _ray_compat.local_state_binding()
 if _binding is not None:
     _core.bind_ray(*_binding)

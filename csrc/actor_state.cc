@@ -6,12 +6,6 @@
 namespace actorsub {
 namespace {
 
-constexpr unsigned kEvidenceShift = 4;
-constexpr unsigned kRayLastShift = 8;
-constexpr unsigned kKnownShift = 12;
-constexpr unsigned kProvisionalShift = 13;
-constexpr unsigned kVersionShift = 16;
-constexpr unsigned kIncarnationShift = 32;
 
 constexpr std::uint32_t kMaxIncarnation = std::numeric_limits<std::uint32_t>::max();
 
@@ -293,18 +287,6 @@ std::uint64_t EncodeBelief(const Belief& belief) {
          static_cast<std::uint64_t>(belief.provisional) << kProvisionalShift |
          static_cast<std::uint64_t>(belief.version) << kVersionShift |
          static_cast<std::uint64_t>(belief.incarnation) << kIncarnationShift;
-}
-
-Belief DecodeBelief(std::uint64_t word) {
-  Belief belief;
-  belief.state = StateOf(word);
-  belief.evidence = static_cast<Evidence>(word >> kEvidenceShift & 0xFU);
-  belief.ray_last = static_cast<ActorState>(word >> kRayLastShift & 0xFU);
-  belief.incarnation_known = (word >> kKnownShift & 1U) != 0;
-  belief.provisional = (word >> kProvisionalShift & 1U) != 0;
-  belief.version = static_cast<std::uint16_t>(word >> kVersionShift);
-  belief.incarnation = static_cast<std::uint32_t>(word >> kIncarnationShift);
-  return belief;
 }
 
 Belief Decide(const Belief& before, const Observation& observation) {

@@ -96,11 +96,30 @@ struct Belief {
 // Layout, from bit 0: state 4, evidence 4, ray_last 4, incarnation_known 1, provisional 1, spare 2, version 16,
 // incarnation 32. The state sits lowest so that a reader needs one load and one mask.
 inline constexpr std::uint64_t kStateMask = 0xF;
+inline constexpr unsigned kEvidenceShift = 4;
+inline constexpr unsigned kRayLastShift = 8;
+inline constexpr unsigned kKnownShift = 12;
+inline constexpr unsigned kProvisionalShift = 13;
+inline constexpr unsigned kVersionShift = 16;
+inline constexpr unsigned kIncarnationShift = 32;
 std::uint64_t EncodeBelief(const Belief& belief);
-Belief DecodeBelief(std::uint64_t word);
 inline ActorState StateOf(std::uint64_t word) { return static_cast<ActorState>(word & kStateMask); }
 // For the submit path: Ray's local state is no news while it equals this (rule 3), and need not be applied.
-inline ActorState RayLastOf(std::uint64_t word) { return static_cast<ActorState>(word >> 8 & kStateMask); }
+inline ActorState RayLastOf(std::uint64_t word) {
+  return static_cast<ActorState>(word >> kRayLastShift & kStateMask);
+}
+// Here because each refusal decodes one.
+inline Belief DecodeBelief(std::uint64_t word) {
+  Belief belief;
+  belief.state = StateOf(word);
+  belief.evidence = static_cast<Evidence>(word >> kEvidenceShift & 0xFU);
+  belief.ray_last = RayLastOf(word);
+  belief.incarnation_known = (word >> kKnownShift & 1U) != 0;
+  belief.provisional = (word >> kProvisionalShift & 1U) != 0;
+  belief.version = static_cast<std::uint16_t>(word >> kVersionShift);
+  belief.incarnation = static_cast<std::uint32_t>(word >> kIncarnationShift);
+  return belief;
+}
 
 // One report about an actor.
 struct Observation {
