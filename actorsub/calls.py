@@ -844,4 +844,4 @@ def counters(actor: _core.Actor) -> dict[str, Any]:
 
 _core.bind_calls(_Condition)
 _ray_compat.after_disconnect.append(_close_all)
-watcher.bind_calls(sys.modules[__name__])
+watcher.users.calls = sys.modules[__name__]

@@ -93,6 +93,11 @@ class _Options:
     #: For "consistent_hash" a number of 64 bits, see _key_number; for a function what the user gave.
     key: Any = None
 
+    def deadline_ns(self) -> int:
+        """Of a call that is made now."""
+        timeout_s = self.policy.timeout_s
+        return _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
+
     def replace(self, group: ReplicaGroup, options: dict[str, Any]) -> tuple[_Options, dict[str, Any]]:
         """(the changed options, those that are Ray's)."""
         ours = {name: options.pop(name) for name in list(options) if name in _POLICY_OPTIONS}
@@ -664,8 +669,7 @@ class ReplicaGroup:
         call._error = None
         call._pause = 0
         call._is_over = call._is_between = call._is_unwanted = False
-        timeout_s = options.policy.timeout_s
-        call._deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
+        call._deadline_ns = options.deadline_ns()
         self._counts["calls"] += 1
         self._budget.deposit()
         error = _no_replica(call, _ENDED) if self._is_cut_off() else self._route(call, options, on_sender=False)
@@ -933,8 +937,7 @@ class ReplicaGroup:
         policy = options.policy
         self._refuse_in_child()
         self._check_key(options)
-        timeout_s = policy.timeout_s
-        deadline_ns = _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
+        deadline_ns = options.deadline_ns()
         tried: set[_core.GroupMember] = set()
         attempts: list[Attempt] = []
         self._counts["calls"] += 1

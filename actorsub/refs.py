@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -507,7 +508,7 @@ def _end_all() -> None:
 
 
 _ray_compat.after_disconnect.append(_end_all)
-watcher.bind_outcomes(has_lost, fail_lost)
+watcher.users.refs = sys.modules[__name__]
 if is_bound():
     _core.bind_refs(ray.ObjectRef, ObjectRef, early_result)
     _ray_compat.register_reducer(ObjectRef, _ray_compat.reduce_ref)

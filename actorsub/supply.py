@@ -7,6 +7,7 @@ actor's state changes, because the error inside names the state.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import ray
@@ -57,4 +58,4 @@ def drop_if_over(actor: _core.Actor) -> Any:
     return actor.supply
 
 
-watcher.bind_supply(drop_if_over)
+watcher.users.supply = sys.modules[__name__]

@@ -51,37 +51,15 @@ FIRST_READ_LIMIT_S = 1.0
 Listener = Callable[[str, ActorState, ActorState, "str | None"], object]
 
 
-def _nothing(actor: _core.Actor) -> Any:
-    return None
+class _Users:
+    """The modules that are built on this one and that it calls back; each enters itself when it is imported."""
+
+    calls: Any
+    refs: Any
+    supply: Any
 
 
-# refs.has_lost and refs.fail_lost, which come with `bind_outcomes` because refs.py needs this module.
-_has_lost: Callable[[_core.Actor], Any] = _nothing
-_fail_lost: Callable[[_core.Actor], Any] = _nothing
-
-
-_drop_supply: Callable[[_core.Actor], Any] = _nothing
-
-
-def bind_supply(drop: Callable[[_core.Actor], Any]) -> None:
-    """supply.drop_if_over, for the same reason."""
-    global _drop_supply
-    _drop_supply = drop
-
-
-def bind_outcomes(has_lost: Callable[[_core.Actor], bool], fail_lost: Callable[[_core.Actor], None]) -> None:
-    global _has_lost, _fail_lost
-    _has_lost, _fail_lost = has_lost, fail_lost
-
-
-# The module calls.py.
-_calls: Any = None
-
-
-def bind_calls(calls: Any) -> None:
-    """The same for calls.py."""
-    global _calls
-    _calls = calls
+users = _Users()
 
 
 class _Background:
@@ -182,9 +160,8 @@ class Watcher:
         self._background = _Background("actorsub-table", self.nudge)
         self._sender: _Background | None = None
         self._sender_lock = threading.Lock()
-        if _calls is not None:
-            # Timers ended with the sentinel that kept them.
-            _calls.arm()
+        # Timers ended with the sentinel that kept them.
+        users.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
         self._thread.start()
 
@@ -242,7 +219,7 @@ class Watcher:
     def _take_in_events(self) -> None:
         for actor, kind, _, _, timer in _core.drain_events():
             if kind == "timer":
-                _calls.expire(timer)
+                users.calls.expire(timer)
             elif actor is not None:
                 self._take_in(actor, kind)
 
@@ -259,7 +236,7 @@ class Watcher:
         begin_s = _core.now_s()
         session = _ray_compat.session_token()
         tick_s = _NEVER
-        deadline_s = _calls.look_at_clock(None)
+        deadline_s = users.calls.look_at_clock(None)
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
@@ -269,7 +246,7 @@ class Watcher:
                 continue
             try:
                 self._look_at(actor, begin_s)
-                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), _calls.look_at_clock(actor))
+                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), users.calls.look_at_clock(actor))
                 tick_s = min(tick_s, self._next_look(actor, begin_s))
             except Exception:
                 # One actor's trouble must not blind this process to all others.
@@ -289,14 +266,14 @@ class Watcher:
             actor.read_interval_s = MIN_READ_INTERVAL_S
         if actor.changes:
             wake(actor)
-            _calls.review(actor)
-            _drop_supply(actor)
+            users.calls.review(actor)
+            users.supply.drop_if_over(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
             # A change before those that are known may be with the sentinel still.
             self._take_in_events()
             tell(actor)
         # Last, because `tell` has taken what changed meanwhile off the list. It only costs something where calls wait.
-        _calls.review(actor)
+        users.calls.review(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
@@ -343,18 +320,18 @@ class Watcher:
             actor.handled_losses = actor.losses()
             final = actor.last_incarnation or actor.state_name == "dead"
             actor.fail_at_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
-        elif not actor.fail_at_s and (_has_lost(actor) or _calls.has_lost(actor)):
+        elif not actor.fail_at_s and (users.refs.has_lost(actor) or users.calls.has_lost(actor)):
             # Somebody began to wait for a call that was lost before.
             actor.fail_at_s = now_s + GRACE_S
         if actor.fail_at_s and now_s >= actor.fail_at_s:
             actor.fail_at_s = 0.0
-            _fail_lost(actor)
-            _calls.fail_lost(actor)
+            users.refs.fail_lost(actor)
+            users.calls.fail_lost(actor)
         return actor.fail_at_s or _NEVER
 
 
 def _is_waited_for(actor: _core.Actor) -> bool:
-    return bool(actor.waiters) or bool(_calls.has_waiting(actor))
+    return bool(actor.waiters) or bool(users.calls.has_waiting(actor))
 
 
 class Registration:
@@ -452,7 +429,7 @@ def shutdown() -> None:
     are kept again once the threads run again.
     """
     if _stop():
-        _calls.take_back_waiting()
+        users.calls.take_back_waiting()
         for actor in _core.live_actors():
             wake(actor)
 
