@@ -135,6 +135,22 @@ def refusals_kept(remote: Callable[[], Any], count: int) -> float:
     return took / count
 
 
+def raises_of_interpreter(count: int) -> float:
+    """The same with a C function of the interpreter that raises at once: how cheap it can be at all."""
+    pop = [].pop
+    raised = 0
+    begin = now_ns()
+    for _ in itertools.repeat(None, count):
+        try:
+            pop()
+        except IndexError:
+            raised += 1
+    took = now_ns() - begin
+    if raised != count:
+        raise RuntimeError(f"an empty list gave something {count - raised} times")
+    return took / count
+
+
 def failing_calls(handle: Any, count: int) -> tuple[list[int], list[int]]:
     """Calls whose ref fails, one after the other: (until `.remote()` returned, until `get` raised)."""
     submits, outcomes = [], []
@@ -188,6 +204,7 @@ def refusal(tuned: bool) -> dict[str, Any]:
         kill_and_wait(plain, raising, directory)
         fast: list[tuple[str, Callable[[], float]]] = [
             ("loop", lambda: loop_alone(batch)),
+            ("[].pop() raising", lambda: raises_of_interpreter(batch)),
             ("actorsub raise", lambda: refusals(raising, batch)),
             ("actorsub raise, method kept", lambda: refusals_kept(raising.ping.remote, batch)),
             ("plain-Python rival", lambda: refusals(rival, batch)),

@@ -252,7 +252,9 @@ def refusals(results: Results) -> Iterator[Table]:
             row = [one["extra_info"]["contender"], duration(one["stats"]["min"] * 1e9), duration(ns)]
             row += [duration(one["stats"]["q3"] * 1e9), times(ns / base_ns)]
             # To return a ref is no outcome yet, and the loop is no refusal.
-            row += ["" if key in ("loop", "ray-submit", "ref-submit", "ray-outcome") else times(ray_ns / ns)]
+            row += [
+                "" if key in ("interpreter", "loop", "ray-submit", "ref-submit", "ray-outcome") else times(ray_ns / ns)
+            ]
             rows.append(row)
         yield Table(
             f"Refusal while the actor restarts, in one process with {ray}",

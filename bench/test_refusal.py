@@ -24,6 +24,7 @@ CONTENDERS = {
     "ref-outcome": ("actorsub ref outcome", None),
     "ray-submit": ("Ray submit", "submit"),
     "ray-outcome": ("Ray outcome", "outcome"),
+    "interpreter": ("[].pop() raising", None),
     "loop": ("loop", None),
 }
 
@@ -47,7 +48,7 @@ def test_refusal(refusal: tuple[str, dict[str, Any]], contender: str, record: Ca
         key=contender,
         # Raises are too short to be timed one by one.
         calls_per_sample=measured["batch"]
-        if contender in ("raise", "raise-kept", "rival", "rival-kept", "loop")
+        if contender in ("raise", "raise-kept", "rival", "rival-kept", "interpreter", "loop")
         else 1,
         times_faster_than_ray=statistics.median(measured["samples"]["Ray outcome"]) / statistics.median(samples),
     )
