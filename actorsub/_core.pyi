@@ -285,7 +285,16 @@ class GroupMember:
 
 @disjoint_base
 class GroupPicker:
-    def __new__(cls, members: list[GroupMember], kind: int, panic_share: float, seed: int) -> GroupPicker: ...
+    def __new__(
+        cls,
+        members: list[GroupMember],
+        kind: int,
+        *,
+        panic_share: float,
+        bounded_load: float,
+        use_pending: bool,
+        seed: int,
+    ) -> GroupPicker: ...
     @property
     def members(self) -> list[GroupMember]: ...
     @property

@@ -1517,18 +1517,24 @@ cdef class GroupPicker:
     cdef Picker* picker
     cdef readonly list members
     cdef readonly dict index_of
+    cdef bint use_pending
 
-    def __cinit__(self, list members, int kind, double panic_share, uint64_t seed):
+    def __cinit__(
+        self, list members, int kind, *, double panic_share, double bounded_load, bint use_pending, uint64_t seed
+    ):
         cdef PickerOptions options
         cdef vector[Member*] native
         cdef GroupMember member
         options.kind = <BalancerKind>kind
         options.panic_share = panic_share
+        options.bounded_load = bounded_load
+        options.use_pending = use_pending
         options.seed = seed
         for member in members:
             native.push_back(member.member)
         self.members = members
         self.index_of = {member: i for i, member in enumerate(members)}
+        self.use_pending = use_pending
         self.picker = new Picker(options, native)
 
     def __dealloc__(self):
@@ -1553,9 +1559,10 @@ cdef class GroupPicker:
         return self.members[result.index], result.probe
 
     def able(self):
-        """How many members could take a call: those that are up, and those whose actor was never up yet."""
+        """How many members could take a call: those that are up, and, unless they refuse until then, those whose actor
+        was never up yet."""
         cdef Census census = self.picker.Count()
-        return census.up + census.pending
+        return census.up + (census.pending if self.use_pending else 0)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

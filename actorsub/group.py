@@ -422,6 +422,8 @@ class ReplicaGroup:
             None: never. See docs/balancers.md for the defaults.
         base_ejection_s, max_ejection_s: for how long, the first time and at most; it doubles in between.
         max_ejected_share: at most this share of the members is left out at one time.
+        bounded_load: "consistent_hash": how many times the average of our calls in flight a member may have before its
+            keys go to the next one; from 1 to 100. See docs/balancers.md.
 
     Raises TypeError or ValueError for an argument that is not as described, naming it.
     """
@@ -443,6 +445,7 @@ class ReplicaGroup:
         base_ejection_s: float = 1.0,
         max_ejection_s: float = 30.0,
         max_ejected_share: float = 0.5,
+        bounded_load: float = 2.0,
     ) -> None:
         if not callable(balancer) and not (isinstance(balancer, str) and balancer in _core.BALANCERS):
             accepted = ", ".join(map(repr, _core.BALANCERS))
@@ -451,6 +454,8 @@ class ReplicaGroup:
             if function is not None and not callable(function):
                 raise TypeError(f"{name} must be a function or None, got {function!r}")
         _check_ejection(consecutive_failures, base_ejection_s, max_ejection_s, max_ejected_share)
+        if isinstance(bounded_load, bool) or not isinstance(bounded_load, (int, float)) or not 1 <= bounded_load <= 100:
+            raise ValueError(f"bounded_load must be from 1 to 100, got {bounded_load!r}")
         policy = DEFAULT_POLICY.replace(
             timeout_s=timeout_s, max_in_flight=max_in_flight, max_queued=max_queued, on_unavailable=on_unavailable
         )
@@ -474,6 +479,7 @@ class ReplicaGroup:
             "base_ejection_s": base_ejection_s,
             "max_ejection_s": max_ejection_s,
             "max_ejected_share": max_ejected_share,
+            "bounded_load": bounded_load,
         }
         self._health = _core.GroupState(
             eject=consecutive_failures is not None,
@@ -482,6 +488,7 @@ class ReplicaGroup:
             max_ejection_s=max_ejection_s,
             max_ejected_share=max_ejected_share,
         )
+        self._bounded_load = bounded_load
         # Where more may be left out than makes a panic, it would be panic all the time.
         self._panic_share = max(PANIC_SHARE, max_ejected_share)
         # Guards changes of membership; a call reads `_picker` once.
@@ -568,7 +575,15 @@ class ReplicaGroup:
 
     def _make_picker(self, members: list[_core.GroupMember]) -> _core.GroupPicker:
         kind = _core.BALANCERS[self._balancer or "least_loaded"]
-        return _core.GroupPicker(members, kind, self._panic_share, random.getrandbits(64))
+        return _core.GroupPicker(
+            members,
+            kind,
+            panic_share=self._panic_share,
+            bounded_load=self._bounded_load,
+            # One that refuses until it is up is one that is away.
+            use_pending=all(member.handle._actorsub_policy.on_pending != "fail" for member in members),
+            seed=random.getrandbits(64),
+        )
 
     def _take_out(self, member: _core.GroupMember) -> _Tenure | None:
         """What it was in the group; None when it is no member."""

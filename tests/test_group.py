@@ -277,6 +277,9 @@ def counted(group: ReplicaGroup, name: str) -> Any:
         ({"base_ejection_s": 2.0, "max_ejection_s": 1.0}, ValueError, "max_ejection_s must be at least base"),
         ({"max_ejected_share": 1.1}, ValueError, "max_ejected_share must be from 0 to 1"),
         ({"max_ejected_share": float("nan")}, ValueError, "max_ejected_share"),
+        ({"bounded_load": 0.9}, ValueError, "bounded_load must be from 1 to 100"),
+        ({"bounded_load": float("nan")}, ValueError, "bounded_load"),
+        ({"bounded_load": True}, ValueError, "bounded_load"),
         ({"balanser": "round_robin"}, TypeError, "balanser"),
         ({"handles": [3]}, TypeError, "wrap() takes a Ray actor handle, got 3"),
     ],
@@ -415,6 +418,40 @@ def test_round_robin_takes_turns(trio: Pool) -> None:
 @ray.remote(num_cpus=0)
 def who_has(group: Any, keys: list[Any]) -> list[str]:
     return [group.who.options(key=key).call().result(60) for key in keys]
+
+
+def test_how_much_a_busy_owner_of_a_key_still_takes(trio: Pool) -> None:
+    for bounded_load, owners in ((1, 3), (100, 1)):
+        group = ReplicaGroup(trio.handles, balancer="consistent_hash", bounded_load=bounded_load)
+        again = pickle.loads(pickle.dumps(group))
+        for one in (group, again):
+            calls = [one.hold.options(key="k").call(i, f"gate-{bounded_load}") for i in range(6)]
+            wait_until(lambda one=one: sum(state.started for state in one) == 6)
+            assert sum(state.started > 0 for state in one) == owners
+            trio.open(f"gate-{bounded_load}")
+            assert len({outcome(call) for call in calls}) == owners
+            (trio.directory / f"gate-{bounded_load}").unlink()
+
+
+def test_members_that_refuse_until_they_are_up(make: Callable[..., Pool], tmp_path: pathlib.Path) -> None:
+    """A group waits for them as its own policy says, and does not send to them before."""
+    cannot_start = {"num_cpus": 0, "resources": {"none": 1}}
+    never_up = [
+        actorsub.remote(**cannot_start, on_pending="fail")(Replica).remote(str(tmp_path), name) for name in "xy"
+    ]
+    group = ReplicaGroup(never_up)
+    error = outcome(group.who.call())
+    assert isinstance(error, NoReplicaError) and error.sent is False
+    with pytest.raises(NoReplicaError):
+        ray.get(group.who.remote(), timeout=PATIENCE_S)
+    waiting = group.who.options(on_unavailable="wait", timeout_s=60).call()
+    begin = time.monotonic()
+    error = outcome(group.who.options(on_unavailable="wait", timeout_s=0.5).call())
+    assert isinstance(error, DeadlineExceededError) and error.sent is False
+    assert time.monotonic() - begin >= 0.5
+    assert not waiting.done() and group.stats()["waiting"] == 1
+    group.add(actorsub.wrap(make(1)[0].handle, on_pending="fail"))
+    assert outcome(waiting) == "a"
 
 
 def test_consistent_hash(trio: Pool) -> None:
@@ -670,9 +707,8 @@ def test_resends_are_bounded(make: Callable[..., Pool]) -> None:
     pool.open("back")
     for member in pool:
         wait_for_state(member.handle, ActorState.ALIVE, timeout_s=PATIENCE_S)
-    # The rest of the budget is taken.
-    while group._budget.take():
-        pass
+    # The budget is taken, and will be for longer than this test lasts.
+    group._budget._tokens -= 10_000
     error = outcome(group.crash.call())
     assert len(error.attempts) == 1 and error.sent
     assert counted(group, "budget_exhausted") == 1 and counted(group, "resent") == 1
