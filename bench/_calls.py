@@ -27,10 +27,13 @@ def ends() -> dict[str, Callable[[], Awaitable[Any]]]:
     wrapped = actorsub.wrap(plain)
     ray.get([plain.ping.remote() for _ in range(200)])
     window = wrapped.ping.options(timeout_s=60, max_in_flight=1000)
+    # Of one member, so that what is measured is the group.
+    group = actorsub.ReplicaGroup([wrapped])
     return {
         "plain": plain.ping.remote,
         "call": wrapped.ping.call,
         "call, deadline and window": window.call,
+        "group": group.ping.call,
     }
 
 

@@ -34,6 +34,7 @@ FIRST_REFUSAL_NS = 10e6
 SILENCE_SLACK_NS = 500e6
 AWAIT_RATIO = 1.00
 CALL_RATIO = 1.0
+GROUP_RATIO = 1.05
 CALL_RATE_RATIO = 1.0
 DEADLINE_LATE_NS = 5e6
 WAITING_BYTES = 1000.0
@@ -192,6 +193,10 @@ def call_budgets(results: Results) -> Iterator[tuple[str, str | None, str, bool]
     value = one["extra_info"]["ratio"] if one else 0.0
     what = "round trip of .call() against await of plain"
     yield what, one and interval(one["extra_info"]), f"<= {CALL_RATIO}", value <= CALL_RATIO
+    one = results.one(key="call-group")
+    value = one["extra_info"]["ratio"] if one else 0.0
+    what = "round trip of .call() of a group against that of its member"
+    yield what, one and interval(one["extra_info"]), f"<= {GROUP_RATIO}", value <= GROUP_RATIO
     one = results.one(key="call-rate", way="call", n=64)
     value = one["extra_info"]["ratio"] if one else 0.0
     what = "rate of .call() against await of plain, 64 in flight"

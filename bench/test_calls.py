@@ -13,7 +13,7 @@ from conftest import percentile, ratios
 
 pytestmark = pytest.mark.timeout(240)
 
-WAYS = ["plain", "call", "call, deadline and window"]
+WAYS = ["plain", "call", "call, deadline and window", "group"]
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,11 @@ def one_by_one(measure: Callable[..., dict[str, Any]]) -> dict[str, list[float]]
 def test_round_trip(one_by_one: dict[str, list[float]], way: str, record: Callable[..., None]) -> None:
     extra = ratios(one_by_one[way], one_by_one["plain"])
     record("calls, round trip", f"round trip: {way}", one_by_one[way], key="call-round-trip", way=way, **extra)
+
+
+def test_group(one_by_one: dict[str, list[float]], record: Callable[..., None]) -> None:
+    of_call = ratios(one_by_one["group"], one_by_one["call"])
+    record("calls, group", "round trip: group, of call", one_by_one["group"], key="call-group", **of_call)
 
 
 @pytest.fixture(scope="module")
