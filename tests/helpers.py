@@ -82,6 +82,12 @@ class Worker:
         for number in range(count):  # noqa: UP028  a delegated range has no send(), which Ray calls
             yield number
 
+    def hold(self) -> None:
+        """Runs until the process ends."""
+        (self.directory / "held").touch()
+        while True:
+            time.sleep(60)
+
     def leave(self) -> None:
         raise SystemExit(0)
 
