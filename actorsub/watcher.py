@@ -20,6 +20,7 @@ import math
 import os
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -150,6 +151,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self._stopping = False
+        self._last_look_cost_s = 0.0
         # Used only where the sentinel could not be started, to block on.
         self._event = threading.Event()
         error = _core.start_sentinel()
@@ -234,6 +236,7 @@ class Watcher:
     def _look(self) -> float | None:
         """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
         begin_s = _core.now_s()
+        begin_cost_s = time.thread_time()
         session = _ray_compat.session_token()
         tick_s = _NEVER
         deadline_s = users.calls.look_at_clock(None)
@@ -253,9 +256,14 @@ class Watcher:
                 logger.exception("looking at an actor failed")
                 tick_s = min(tick_s, begin_s + MAX_READ_INTERVAL_S)
         end_s = _core.now_s()
+        # Time on the processor: a look that waits for the GIL, or for its turn on a busy machine, costs nothing. The
+        # lesser of two, because what a look does once (failing calls, telling listeners) the next need not do.
+        cost_s = time.thread_time() - begin_cost_s
+        repeated_s = min(cost_s, self._last_look_cost_s)
+        self._last_look_cost_s = cost_s
         if tick_s < end_s + IDLE_TICK_S:
             # Looking again is cheap but not free; deadlines of calls in flight are kept all the same.
-            tick_s = max(tick_s, end_s + (end_s - begin_s) / MAX_TICK_SHARE)
+            tick_s = max(tick_s, end_s + repeated_s / MAX_TICK_SHARE)
         next_s = min(tick_s, deadline_s)
         return None if next_s == _NEVER else max(next_s - end_s, 0.0)
 

@@ -17,7 +17,7 @@ import ray
 from helpers import Restartable, run_script, wait_for_state, wait_until
 
 import actorsub
-from actorsub import ActorState, refs
+from actorsub import ActorState, _core, refs
 
 Maker = Callable[..., Restartable]
 
@@ -171,6 +171,30 @@ def test_listeners_hear_changes_in_order_whoever_noted_them(restartable: Maker) 
     leave.set()
     wait_until(lambda: heard[-1][1] is ActorState.DEAD)
     assert [old for old, _ in heard[1:]] == [new for _, new in heard[:-1]]
+
+
+def work(seconds: float) -> None:
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass
+
+
+@pytest.mark.parametrize("spend", [time.sleep, work])
+def test_a_look_that_once_takes_long_does_not_put_off_the_next(
+    restartable: Maker, spend: Callable[[float], None]
+) -> None:
+    """Looks are rare where looking costs much; waiting (for the GIL, say) and what is done once are no such cost."""
+    one = restartable()
+    one.kill()
+    heard: list[ActorState] = []
+    actorsub.on_state_change(one.handle, lambda _id, _old, new, _why: heard.append(new))
+    actor = one.handle._actorsub_actor
+    # Between two reads of the table, whose ends have the watcher look again.
+    wait_until(lambda: actor.read_interval_s > 0.5 and 0.1 < actor.next_read_s - _core.now_s() < 0.3)
+    actorsub.on_state_change(one.handle, lambda _id, _old, new, _why: (spend(0.3), heard.append(new)))
+    wait_until(lambda: len(heard) == 2)
+    one.let_restart()
+    wait_until(lambda: heard[2:3] == [ActorState.ALIVE], 10.0)
 
 
 def test_waits_end_with_the_connection(ray_local: None) -> None:
