@@ -1,6 +1,7 @@
 """The certificate, proved: tens of thousands of calls through kills, cancels, deadlines, full lines and windows.
 
-The actor keeps a ledger, outside its process, of every call that it really ran.
+The actor keeps a ledger, outside its process, of every call that it really ran. That each call ends exactly once is
+counted where ends are handed out, too: a future takes its first end and keeps silent about any other.
 
 ACTORSUB_SEED repeats a run, as far as threads and signals can be repeated.
 """
@@ -24,7 +25,7 @@ import ray
 from helpers import wait_until
 
 import actorsub
-from actorsub import Call
+from actorsub import Call, calls
 
 PATIENCE_S = 90.0
 CALLS = 20_000
@@ -59,13 +60,16 @@ class Ledger:
 class Record:
     """What became of one call, as its caller saw it."""
 
-    __slots__ = ("cancelled_here", "ends", "error", "id")
+    __slots__ = ("cancelled_here", "ends", "error", "handed_out", "id", "result")
 
     def __init__(self, call_id: str) -> None:
         self.id = call_id
         # How often a done-callback of the Call ran.
         self.ends = 0
+        # Each end that the library handed to the Call, wanted or not.
+        self.handed_out: list[str] = []
         self.error: Any = None
+        self.result: Any = None
         self.cancelled_here = False
 
     @property
@@ -106,6 +110,7 @@ class Submitter:
         except (actorsub.ActorUnavailableError, actorsub.QueueFullError) as error:
             record.error = error
             record.ends = 1
+            record.handed_out.append("raised")
             self.raised[type(error).__name__] += 1
             self.ended += 1
             return None
@@ -116,8 +121,11 @@ class Submitter:
                 record.cancelled_here = True
             else:
                 record.error = call.exception(0)
+                record.result = None if record.error is not None else call.result(0)
             self.ended += 1
 
+        # Before the callback, which may run here and now. An end may have been noted on another thread already.
+        record.handed_out = call.__dict__.setdefault("handed_out", record.handed_out)
         call.add_done_callback(done)
         return call
 
@@ -171,8 +179,27 @@ def runs_a_slow_one(path: pathlib.Path) -> bool:
         return file.read().decode().split()[-2].endswith(SLOW)
 
 
+@pytest.fixture
+def _ends_are_noted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the two places where a Call can end. Its callbacks say nothing of a second end, by which a promise (`sent`)
+    may have been broken all the same."""
+    deliver, cancel_future = calls.deliver, Call._cancel_future
+
+    def noted_deliver(call: Any, value: Any, **options: Any) -> None:
+        call.__dict__.setdefault("handed_out", []).append(f"delivered {value!r:.80}")
+        deliver(call, value, **options)
+
+    def noted_cancel(call: Any) -> None:
+        call.__dict__.setdefault("handed_out", []).append("cancelled")
+        cancel_future(call)
+
+    monkeypatch.setattr(calls, "deliver", noted_deliver)
+    monkeypatch.setattr(Call, "_cancel_future", noted_cancel)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_ends_are_noted")
 def test_the_certificate(ray_local: None, tmp_path: pathlib.Path) -> None:
     seed = int(os.environ.get("ACTORSUB_SEED", "20261130"))
     print(f"ACTORSUB_SEED={seed}")
@@ -182,8 +209,11 @@ def test_the_certificate(ray_local: None, tmp_path: pathlib.Path) -> None:
     each = CALLS // (THREADS + LOOPS)
     submitters = [Submitter(f"t{i}", handle, seed, each) for i in range(THREADS)]
     submitters += [Submitter(f"l{i}", handle, seed, each) for i in range(LOOPS)]
+    # Daemons: a call that never ends holds its thread for good, which is to fail the test and not to hang the run.
     threads = [
-        threading.Thread(target=one.run_in_thread if one.name[0] == "t" else one.run_in_loop, name=one.name)
+        threading.Thread(
+            target=one.run_in_thread if one.name[0] == "t" else one.run_in_loop, name=one.name, daemon=True
+        )
         for one in submitters
     ]
     for thread in threads:
@@ -224,14 +254,18 @@ def test_the_certificate(ray_local: None, tmp_path: pathlib.Path) -> None:
 
     # Every call ended exactly once.
     assert Counter(record.ends for record in records.values()) == {1: len(records)}
+    more = {record.id: record.handed_out for record in records.values() if len(record.handed_out) != 1}
+    assert not more, f"{len(more)} calls, such as {dict(list(more.items())[:5])}"
 
     # None ran twice, and none that was said not to have run.
     ran = Counter(call_id for call_id, _ in ledger)
     assert [call_id for call_id, times in ran.items() if times > 1] == []
     broken = [call_id for call_id in ran if records[call_id].cannot_have_run]
     assert broken == [], [(call_id, records[call_id].error) for call_id in broken[:5]]
-    # Whoever got a result got it from a run; of num_returns=0 the result says nothing.
+    # Whoever got a result got it from the run of that very call; of num_returns=0 the result says nothing.
     assert all(isinstance(record.error, (ray.exceptions.RayError, type(None))) for record in records.values())
+    results = [record for record in records.values() if record.result is not None]
+    assert [record.id for record in results if record.result != record.id or record.id not in ran] == []
 
     # The order of each submitting thread, within an incarnation.
     last: dict[tuple[str, str], int] = {}
