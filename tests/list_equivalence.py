@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 
-FILES = ["test_equivalence.py", "test_travel.py", "test_lifetime.py", "test_sessions.py"]
+FILES = ["test_equivalence.py", "test_travel.py", "test_lifetime.py", "test_sessions.py", "test_lineage.py"]
 HEAD = """# What a wrapped handle was compared on
 
 A wrapped handle has to do what Ray's plain one does. Each line below is a test: those of `test_equivalence.py` run once

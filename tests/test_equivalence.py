@@ -13,9 +13,13 @@ import collections
 import concurrent.futures
 import copy
 import functools
+import importlib
 import inspect
+import os
 import pathlib
+import pickle
 import re
+import signal
 import threading
 import time
 import uuid
@@ -25,6 +29,7 @@ from typing import Any
 import pytest
 import ray
 import ray.actor
+import ray.cloudpickle
 import ray.exceptions
 from helpers import RAY_ARGS, wait_until
 from ray.util.actor_pool import ActorPool
@@ -163,6 +168,37 @@ class Methods(Base):
     def get_log(self) -> list[Any]:
         return self.log
 
+    def produce(self, path: str, count: int) -> Iterator[int]:
+        """Items, each noted in a file before it is given out."""
+        for i in range(count):
+            with open(path, "a") as file:
+                file.write(f"{i}\n")
+            yield i
+
+    def note(self, path: str, die: int = 0) -> int:
+        """How often it was begun; the first `die` times the process ends in it."""
+        with open(path, "a") as file:
+            file.write(f"{os.getpid()}\n")
+        begun = len(pathlib.Path(path).read_text().split())
+        if begun <= die:
+            os._exit(1)
+        return begun
+
+    def wait_for_cancellation(self, path: str) -> str:
+        pathlib.Path(path).touch()
+        end = time.monotonic() + GET_S
+        while not ray.get_runtime_context().is_canceled() and time.monotonic() < end:
+            time.sleep(0.002)
+        return "left early"
+
+    def leave(self, how: str) -> None:
+        if how == "exit_actor":
+            ray.actor.exit_actor()
+        raise SystemExit(0)
+
+    def pid(self) -> int:
+        return os.getpid()
+
     @ray.method(max_task_retries=1, retry_exceptions=[ValueError])
     def flaky(self, key: str, failures: int, kind: type[Exception] = ValueError) -> int:
         return self.fail_first(key, failures, kind)
@@ -246,6 +282,7 @@ class Async:
     def __init__(self) -> None:
         self.event = asyncio.Event()
         self.started: set[str] = set()
+        self.ended: set[str] = set()
 
     async def echo(self, x: Any) -> Any:
         await asyncio.sleep(0)
@@ -268,10 +305,20 @@ class Async:
 
     async def forever(self, key: str) -> None:
         self.started.add(key)
-        await asyncio.sleep(10 * GET_S)
+        try:
+            await asyncio.sleep(10 * GET_S)
+        finally:
+            self.ended.add(key)
 
     async def has_started(self, key: str) -> bool:
         return key in self.started
+
+    async def has_ended(self, key: str) -> bool:
+        return key in self.ended
+
+    async def stream_forever(self, key: str) -> AsyncIterator[int]:
+        yield 1
+        await self.forever(key)
 
     async def sleeper(self) -> Any:
         return type(ray.get_runtime_context().current_actor).__name__
@@ -288,6 +335,13 @@ class Groups:
     @ray.method(concurrency_group="io")
     def io_ident(self) -> int:
         return threading.get_ident()
+
+    @ray.method(concurrency_group="io")
+    def hold_io(self, path: str) -> str:
+        end = time.monotonic() + GET_S
+        while not pathlib.Path(path).exists() and time.monotonic() < end:
+            time.sleep(0.002)
+        return "held"
 
 
 class Meeting:
@@ -307,6 +361,119 @@ class NeverMade:
 
     def echo(self, x: Any) -> Any:
         return x
+
+
+class Caller:
+    """Calls others, from where they are called in an actor."""
+
+    def ask(self, actor: Any) -> Any:
+        return ray.get([actor.echo.remote(i) for i in range(3)])
+
+    def ask_by_threads(self, actor: Any) -> Any:
+        with concurrent.futures.ThreadPoolExecutor(3) as pool:
+            return list(pool.map(lambda i: ray.get(actor.echo.remote(i)), range(5)))
+
+    def ask_for_an_error(self, actor: Any) -> Any:
+        return ray.get(actor.fail.remote())
+
+    def read(self, actor: Any) -> Any:
+        return [ray.get(ref) for ref in actor.items.remote(3)]
+
+
+class AsyncCaller:
+    async def ask(self, actor: Any) -> Any:
+        return await asyncio.gather(*[actor.echo.remote(i) for i in range(3)])
+
+    async def ask_by_a_thread(self, actor: Any) -> Any:
+        return await asyncio.to_thread(lambda: ray.get(actor.echo.remote("thread")))
+
+    async def ask_for_ever(self, actor: Any, key: str) -> None:
+        await actor.forever.remote(key)
+
+    async def ask_for_an_error(self, actor: Any) -> Any:
+        return await actor.fail.remote()
+
+    async def read(self, actor: Any) -> Any:
+        return [await ref async for ref in actor.items.remote(3)]
+
+
+class Member:
+    """Of a group whose members know one another by the handles that each was given."""
+
+    def __init__(self) -> None:
+        self.rank, self.peers = -1, [None]
+
+    def hand_out(self, wrapped: bool) -> Any:
+        handle = ray.get_runtime_context().current_actor
+        return actorsub.wrap(handle) if wrapped else handle
+
+    def join(self, peers: list[Any]) -> int:
+        # By equality: what Ray gives an actor of itself is a plain handle, what was handed out may be a wrapped one.
+        self.rank, self.peers = peers.index(ray.get_runtime_context().current_actor), peers
+        return self.rank
+
+    def around(self, hops: int) -> list[int]:
+        """The ranks of this one and of the next `hops` of the ring."""
+        following = self.peers[(self.rank + 1) % len(self.peers)]
+        return [self.rank, *(ray.get(following.around.remote(hops - 1)) if hops else [])]
+
+    def reduce(self, backend: type[Any], name: str, value: float) -> Any:
+        """By ray.util.collective, which finds the group by this actor's id."""
+        from ray.util import collective
+
+        register(backend)
+        tensor = importlib.import_module("numpy").full(2, value)
+        collective.allreduce(tensor, group_name=name)
+        return collective.get_rank(name), collective.get_collective_group_size(name), tensor.tolist()
+
+
+class Sum:
+    """Where the members of a group meet."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.values: list[float] = []
+        self.complete = asyncio.Event()
+
+    async def add(self, value: float) -> float:
+        self.values.append(value)
+        if len(self.values) == self.count:
+            self.complete.set()
+        await self.complete.wait()
+        return sum(self.values)
+
+
+def register(backend: type[Any]) -> None:
+    from ray.util.collective.backend_registry import _global_registry, register_collective_backend
+
+    if not _global_registry.is_registered(backend.backend()):
+        register_collective_backend(backend.backend(), backend)
+
+
+def collective_backend(kind: str) -> type[Any]:
+    """A backend of ray.util.collective that adds up in an actor: Ray's own need PyTorch, or a GPU."""
+    pytest.importorskip("numpy", reason="ray.util.collective needs numpy")
+    pytest.importorskip("ray.util.collective.backend_registry", reason="this Ray takes no backends of others")
+    from ray.util.collective.collective_group.base_collective_group import BaseGroup
+
+    class Backend(BaseGroup):
+        @classmethod
+        def backend(cls) -> str:
+            return f"SUM_{kind.upper()}"
+
+        @classmethod
+        def check_backend_availability(cls) -> bool:
+            return True
+
+        def allreduce(self, tensor: Any, allreduce_options: Any = None) -> None:
+            tensor[0][:] = ray.get(ray.get_actor(f"sum of {self.group_name}").add.remote(float(tensor[0][0])))
+
+        def _not_here(self, *_: Any) -> None:
+            raise NotImplementedError
+
+        barrier = reduce = allgather = broadcast = reducescatter = send = recv = _not_here
+
+    return Backend
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -334,18 +501,30 @@ class World:
 
     def shared(self, cls: type[Any], *args: Any, **options: Any) -> Any:
         """An actor that several cases use: a process costs half a second."""
-        if cls not in self._shared:
-            self._shared[cls] = self.create(cls, *args, **options)
-            assert isinstance(self._shared[cls], actorsub.ActorHandle) == (self.kind != "plain")
-        return self._shared[cls]
+        key = cls, repr(options)
+        if key not in self._shared:
+            self._shared[key] = self.create(cls, *args, **options)
+            assert isinstance(self._shared[key], actorsub.ActorHandle) == (self.kind != "plain")
+        return self._shared[key]
 
     @property
     def methods(self) -> Any:
         return self.shared(Methods)
 
     @property
+    def retrying(self) -> Any:
+        return self.shared(Methods, max_restarts=-1, max_task_retries=2)
+
+    @property
     def asynchronous(self) -> Any:
         return self.shared(Async)
+
+    def shared_group(self, count: int) -> list[Any]:
+        """The same actors each time, as a list of handles."""
+        if Member not in self._shared:
+            # Each may be asked by others, and by itself around the ring, while it waits for the next.
+            self._shared[Member] = [self.create(Member, max_concurrency=2 * count) for _ in range(count)]
+        return list(self._shared[Member])
 
     def path(self) -> pathlib.Path:
         return self.directory / uuid.uuid4().hex
@@ -594,6 +773,7 @@ table(
         "of no sequence": lambda w: get(with_returns("echo", 2, 7)(w)),
         "unknown word": with_returns("echo", "many"),
         "streaming of no generator": lambda w: get(list(with_returns("echo", "streaming", 7)(w))),
+        "negative": with_returns("triple", -1),
     },
     raises=Exception,
 )
@@ -632,6 +812,51 @@ table(
         "ray.wait on it": lambda w: len(ray.wait([w.methods.items.remote(3)], timeout=GET_S)[0]),
     },
 )
+
+
+def held_back(**options: Any) -> Callable[[World], Any]:
+    """How many items the actor made while the first of them alone was taken, and all of them."""
+
+    def run(w: World) -> Any:
+        path = w.path()
+        generator = w.methods.produce.options(**options).remote(str(path), 10)
+        first = get(next(generator))
+
+        def made() -> int:
+            return len(path.read_text().split())
+
+        # Where nothing holds it back, it is soon at the end.
+        wait_until(lambda: made() == (10 if not options else options["_generator_backpressure_num_objects"] + 1))
+        time.sleep(0.2)
+        return [first, made(), [get(ref) for ref in generator]]
+
+    return run
+
+
+table(
+    "generator, made ahead",
+    {
+        "all": held_back(),
+        "1 by options": held_back(_generator_backpressure_num_objects=1),
+        "3 by options": held_back(_generator_backpressure_num_objects=3),
+    },
+)
+
+
+@case("generator: two objects to a yield by @ray.method")
+def _(w: World) -> Any:
+    try:
+        in_pairs = ray.method(_num_objects_per_yield=2)
+    except AssertionError:
+        pytest.skip("this Ray yields one object at a time")
+
+    class Pairs:
+        @in_pairs
+        def items(self) -> Iterator[tuple[int, int]]:
+            yield 1, 2
+            yield 3, 4
+
+    return [get(ref) for ref in w.create(Pairs).items.remote()]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -717,6 +942,66 @@ table(
     },
     raises=ray.exceptions.RayTaskError,
 )
+
+
+def attempts(failures: int, method: str = "fail_first", **options: Any) -> Callable[[World], Any]:
+    """The attempt that returned, of an actor that has two retries by its own options."""
+    return lambda w: get(getattr(w.retrying, method).options(**options).remote(uuid.uuid4().hex, failures))
+
+
+table(
+    "option, whose retries count",
+    {
+        "the actor's": attempts(2, retry_exceptions=True),
+        "the call's, not the method's": attempts(3, "flaky", max_task_retries=3),
+        "the call's, not the actor's": attempts(3, max_task_retries=3, retry_exceptions=[ValueError]),
+    },
+)
+table(
+    "option, whose retries are used up",
+    {
+        "the actor's": attempts(3, retry_exceptions=True),
+        "the method's, not the actor's": attempts(2, "flaky"),
+        "the call's, not the actor's": attempts(1, max_task_retries=0, retry_exceptions=True),
+    },
+    raises=ray.exceptions.RayTaskError,
+)
+
+
+def needs_option(name: str) -> None:
+    if name not in inspect.signature(ray.actor.ActorMethod._remote).parameters:
+        pytest.skip(f"calls have no option {name} in this Ray")
+
+
+def with_option(method: str, name: str, value: Any) -> Callable[[World], Any]:
+    def run(w: World) -> Any:
+        needs_option(name)
+        return getattr(w.methods, method).options(**{name: value}).remote(1)
+
+    return run
+
+
+table(
+    "option, wrong value",
+    {
+        "concurrency_group that there is not": lambda w: get(
+            # Ray's answer is to end the process.
+            w.create(Methods).echo.options(concurrency_group="nowhere").remote(1)
+        ),
+        "tensor_transport": with_option("echo", "tensor_transport", "no such way"),
+        "tensor_transport of an actor without": with_option("echo", "tensor_transport", "nccl"),
+        "_num_objects_per_yield": with_option("items", "_num_objects_per_yield", 0),
+    },
+    raises=Exception,
+)
+
+
+@case("option: labels")
+def _(w: World) -> Any:
+    needs_option("_labels")
+    return get(w.methods.task_name.options(_labels={"kind": "one"}).remote())
+
+
 case(
     "option, unknown: TypeError",
     raises=TypeError,
@@ -757,6 +1042,19 @@ def _(w: World) -> Any:
     return [get(actor.anywhere.options(concurrency_group="io").remote()) == io, get(actor.anywhere.remote()) == io]
 
 
+@case("concurrency group: one does not wait for another")
+def _(w: World) -> Any:
+    actor = w.shared(Groups, concurrency_groups={"io": 1, "compute": 1})
+    gate = w.path()
+    held, behind = actor.hold_io.remote(str(gate)), actor.in_io.remote()
+    try:
+        free = get([actor.anywhere.remote(), actor.anywhere.options(concurrency_group="compute").remote()])
+        return [len(free), len(ray.wait([held, behind], timeout=0.1)[0])]
+    finally:
+        gate.touch()
+        get([held, behind])
+
+
 table(
     "kind of actor",
     {
@@ -794,6 +1092,52 @@ def _(w: World) -> Any:
         thread.join()
     log = get(actor.get_log.remote())
     return [[i for who, i in log if who == one] == list(range(200)) for one in range(4)]
+
+
+def in_a_task(function: Callable[[Any], Any]) -> Callable[[World], Any]:
+    def run(w: World) -> Any:
+        return get(ray.remote(num_cpus=0.1)(function).remote(w.methods))
+
+    return run
+
+
+def in_a_thread(w: World) -> Any:
+    seen: list[Any] = []
+    thread = threading.Thread(target=lambda: seen.append(get(w.methods.echo.remote("thread"))))
+    thread.start()
+    thread.join(GET_S)
+    return seen
+
+
+table(
+    "call from",
+    {
+        "a thread": in_a_thread,
+        "a thread of a running loop": lambda w: asyncio.run(asyncio.to_thread(in_a_thread, w)),
+        "a task": in_a_task(lambda actor: ray.get([actor.echo.remote(i) for i in range(3)])),
+        "a task, a stream": in_a_task(lambda actor: [ray.get(ref) for ref in actor.items.remote(3)]),
+        "a thread of a task": in_a_task(
+            lambda actor: (
+                concurrent.futures.ThreadPoolExecutor(1).submit(lambda: ray.get(actor.echo.remote(1))).result()
+            )
+        ),
+        "an actor": lambda w: get(w.shared(Caller).ask.remote(w.methods)),
+        "an actor, a stream": lambda w: get(w.shared(Caller).read.remote(w.methods)),
+        "threads of an actor": lambda w: get(w.shared(Caller).ask_by_threads.remote(w.methods)),
+        "an async actor": lambda w: get(w.shared(AsyncCaller).ask.remote(w.methods)),
+        "an async actor, a stream": lambda w: get(w.shared(AsyncCaller).read.remote(w.methods)),
+        "a thread of an async actor": lambda w: get(w.shared(AsyncCaller).ask_by_a_thread.remote(w.methods)),
+    },
+)
+table(
+    "call from, and an error",
+    {
+        "a task": in_a_task(lambda actor: ray.get(actor.fail.remote())),
+        "an actor": lambda w: get(w.shared(Caller).ask_for_an_error.remote(w.methods)),
+        "an async actor": lambda w: get(w.shared(AsyncCaller).ask_for_an_error.remote(w.methods)),
+    },
+    raises=ValueError,
+)
 
 
 @case("fire and forget runs")
@@ -882,11 +1226,100 @@ def _(w: World) -> Any:
     return get(actor.__ray_terminate__.remote())
 
 
+def error_of(ref: Any) -> Exception:
+    with pytest.raises(Exception) as caught:
+        get(ref)
+    return caught.value
+
+
+def about(error: Any, actor: Any) -> Any:
+    """What Ray's error says of an actor besides its text."""
+    return [error.preempted, error.actor_id == actor._actor_id.hex(), error.actor_init_failed]
+
+
+@case("error of an actor: its fields, killed")
+def _(w: World) -> Any:
+    actor = w.create(Methods)
+    held = actor.hold.remote(str(w.path()))
+    ray.kill(actor)
+    first, later = error_of(held), error_of(actor.echo.remote(1))
+    return [about(first, actor), about(later, actor), [isinstance(later, ray.exceptions.ActorDiedError)]]
+
+
+@case("error of an actor: its fields, never made")
+def _(w: World) -> Any:
+    actor = w.create(NeverMade)
+    return about(error_of(actor.echo.remote(1)), actor)
+
+
+def final(w: World, how: str) -> Any:
+    """The last of an actor that Ray would restart for ever, had it not left by itself."""
+    actor = w.create(Methods, max_restarts=-1)
+    left = error_of(actor.leave.remote(how))
+    assert isinstance(left, ray.exceptions.ActorDiedError)
+    return get(actor.echo.remote(1))
+
+
+table(
+    "final, whatever max_restarts says",
+    {
+        "exit_actor()": lambda w: final(w, "exit_actor"),
+        "sys.exit(0)": lambda w: final(w, "sys.exit"),
+        "the constructor raises": lambda w: get(w.create(NeverMade, max_restarts=-1).echo.remote(1)),
+    },
+    raises=ray.exceptions.ActorDiedError,
+)
+
+
+def died_in_it(w: World, die: int, **options: Any) -> Any:
+    """A method in which the process dies; what its ref gave, and how often it was begun."""
+    path = w.path()
+    actor = w.create(Methods, **options)
+    ref = actor.note.remote(str(path), die)
+    try:
+        return ["returned", get(ref)]
+    except ray.exceptions.RayActorError as error:
+        kept = error_of(ref)
+        if options:
+            # It is up again, and what has failed stays failed.
+            wait_until(lambda: not isinstance(_answer(actor), Exception))
+        return [
+            [base.__name__ for base in type(error).__mro__ if base.__module__.startswith("ray")],
+            type(kept) is type(error) is type(error_of(ref)),
+            len(path.read_text().split()),
+        ]
+
+
+def _answer(actor: Any, method: str = "nothing") -> Any:
+    try:
+        return get(getattr(actor, method).remote())
+    except ray.exceptions.RayActorError as error:
+        return error
+
+
+table(
+    "the process dies in a call",
+    {
+        "and stays dead": lambda w: died_in_it(w, 1),
+        "and comes back; the call was sent once": lambda w: died_in_it(w, 1, max_restarts=1),
+        "and the call is sent again": lambda w: died_in_it(w, 1, max_restarts=1, max_task_retries=1),
+        "and the call is sent again twice": lambda w: died_in_it(w, 2, max_restarts=-1, max_task_retries=-1),
+        "once more than there are retries": lambda w: died_in_it(w, 2, max_restarts=-1, max_task_retries=1),
+    },
+)
+
+
 table(
     "magic method",
     {
         "__ray_ready__": lambda w: get(w.methods.__ray_ready__.remote()),
         "__ray_call__": lambda w: get(w.methods.__ray_call__.remote(lambda self, x, y=0: (self.answer, x, y), 1, y=2)),
+        "__ray_call__ with options": lambda w: [
+            get(ref) for ref in w.methods.__ray_call__.options(num_returns=2, name="called").remote(lambda self: (1, 2))
+        ],
+        "__ray_call__ of an async actor": lambda w: get(
+            w.asynchronous.__ray_call__.remote(lambda self: type(self).__name__)
+        ),
     },
 )
 
@@ -917,6 +1350,25 @@ def _(w: World) -> Any:
             return None
 
     return [get(wait_until(lambda i=i: submitted(i))) for i in range(5)]
+
+
+@case("max_pending_calls: slots come back after a death")
+def _(w: World) -> Any:
+    actor = w.create(Methods, max_pending_calls=2, max_restarts=1)
+    pid = get(actor.pid.remote())
+    # Ray returns the slot of the call before a moment after its result.
+    refs = [wait_until(lambda: submitted_or_none(actor, w)) for _ in range(2)]
+    os.kill(pid, signal.SIGKILL)
+    failed = [isinstance(error_of(ref), ray.exceptions.RayActorError) for ref in refs]
+    wait_until(lambda: not isinstance(_answer(actor), Exception))
+    return [failed, [get(wait_until(lambda i=i: submitted_or_none(actor, w, i))) for i in range(3)]]
+
+
+def submitted_or_none(actor: Any, w: World, value: Any = None) -> Any:
+    try:
+        return actor.hold.remote(str(w.path())) if value is None else actor.two.remote(value, value)
+    except ray.exceptions.PendingCallsLimitExceeded:
+        return None
 
 
 @case(
@@ -960,6 +1412,233 @@ def _(w: World) -> Any:
     return get(ref)
 
 
+@case("ray.cancel: running call of a synchronous actor")
+def _(w: World) -> Any:
+    if not hasattr(ray.get_runtime_context(), "is_canceled"):
+        pytest.skip("a running call is not told in this Ray")
+    path = w.path()
+    ref = w.methods.wait_for_cancellation.remote(str(path))
+    wait_until(path.exists)
+    ray.cancel(ref)
+    # Whether it fails or returns what the method made of it, is Ray's affair.
+    try:
+        return get(ref)
+    except ray.exceptions.TaskCancelledError as error:
+        return type(error).__name__
+
+
+@case("ray.cancel: running stream", raises=ray.exceptions.TaskCancelledError)
+def _(w: World) -> Any:
+    key = uuid.uuid4().hex
+    generator = w.asynchronous.stream_forever.remote(key)
+    assert get(next(generator)) == 1
+    wait_until(lambda: get(w.asynchronous.has_started.remote(key)))
+    ray.cancel(generator)
+    return get(next(generator))
+
+
+@case("ray.cancel: also what the call waits for")
+def _(w: World) -> Any:
+    key = uuid.uuid4().hex
+    ref = w.shared(AsyncCaller).ask_for_ever.remote(w.asynchronous, key)
+    wait_until(lambda: get(w.asynchronous.has_started.remote(key)))
+    ray.cancel(ref, recursive=True)
+    return [type(error_of(ref)).__name__, wait_until(lambda: get(w.asynchronous.has_ended.remote(key)))]
+
+
+@case("ray.cancel: by a task that was given the reference", raises=ray.exceptions.TaskCancelledError)
+def _(w: World) -> Any:
+    @ray.remote(num_cpus=0.1)
+    def cancel(refs: list[Any]) -> None:
+        ray.cancel(refs[0])
+
+    key = uuid.uuid4().hex
+    ref = w.asynchronous.forever.remote(key)
+    wait_until(lambda: get(w.asynchronous.has_started.remote(key)))
+    get(cancel.remote([ref]))
+    return get(ref)
+
+
+@case("ray.cancel: by force", raises=ValueError)
+def _(w: World) -> Any:
+    gate = w.path()
+    ref = w.methods.hold.remote(str(gate))
+    try:
+        ray.cancel(ref, force=True)
+    finally:
+        gate.touch()
+        get(ref)
+
+
+case("ray.cancel: of a handle", raises=TypeError, text_differs="Ray names the class of what it was given")(
+    lambda w: ray.cancel(w.methods)
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What Ray keeps of a call: its row in the state API, the count of its references, who owns its result.
+
+
+def task_rows(ids: list[str]) -> dict[str, list[Any]]:
+    """For each task, its attempts as the control store has them, which is what the state API reads; [] of none."""
+    from ray._private.state import state
+    from ray.core.generated.gcs_pb2 import TaskEvents
+
+    state.profile_events()  # Connects.
+    accessor = getattr(state, "_global_state_accessor", None) or state.global_state_accessor
+    rows: dict[str, list[Any]] = {one: [] for one in ids}
+    for raw in accessor.get_task_events():
+        event = TaskEvents.FromString(raw)
+        if event.task_id.hex() in rows and event.HasField("task_info"):
+            rows[event.task_id.hex()].append(event)
+    return rows
+
+
+@case("state API: rows of calls")
+def _(w: World) -> Any:
+    actor = w.retrying
+    calls = {
+        "plain": actor.echo.remote(1),
+        "named": actor.echo.options(name="my task").remote(1),
+        "without a row": actor.echo.options(enable_task_events=False).remote(1),
+        "without a row by @ray.method": actor.silent.remote(),
+        "with a row after all": actor.silent.options(enable_task_events=True).remote(),
+        "several returns": actor.three.remote()[0],
+        "a stream": actor.items.remote(2)._generator_ref,
+        "a named stream": actor.items.options(name="my stream").remote(2)._generator_ref,
+        "magic": actor.__ray_call__.remote(lambda self: 1),
+        "retried": actor.fail_first.options(retry_exceptions=True).remote(uuid.uuid4().hex, 1),
+        "retried by @ray.method": actor.flaky.remote(uuid.uuid4().hex, 1),
+        "failed": actor.fail.remote(),
+        "static": actor.static.remote(1),
+    }
+    ids = {name: ref.task_id().hex() for name, ref in calls.items()}
+    parent = ray.get_runtime_context().get_task_id()
+    expected = {name: 2 if "retried" in name else 0 if "without" in name else 1 for name in calls}
+
+    def complete() -> Any:
+        rows = task_rows(list(ids.values()))
+        return rows if all(sum(map(ended, rows[ids[name]])) == expected[name] for name in ids) else None
+
+    rows = wait_until(complete, GET_S)
+    return {
+        name: [
+            (
+                one.attempt_number,
+                one.task_info.name,
+                one.task_info.func_or_class_name,
+                one.task_info.type,
+                one.task_info.actor_id == actor._actor_id.binary(),
+                one.task_info.parent_task_id.hex() == parent,
+                dict(one.task_info.required_resources),
+                one.state_updates.error_info.error_type,
+            )
+            for one in sorted(rows[ids[name]], key=lambda one: one.attempt_number)
+        ]
+        for name in calls
+    }
+
+
+def ended(event: Any) -> bool:
+    from ray.core.generated.common_pb2 import TaskStatus
+
+    return bool({TaskStatus.Value("FINISHED"), TaskStatus.Value("FAILED")} & set(event.state_updates.state_ts_ns))
+
+
+def counts(*refs: Any) -> Any:
+    everything = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
+    return [everything.get(ref if isinstance(ref, str) else ref.hex()) for ref in refs]
+
+
+@case("reference count: of a result, as it is kept, passed on and dropped")
+def _(w: World) -> Any:
+    actor = w.methods
+    gate = w.path()
+    held = actor.hold.remote(str(gate))
+    ref = actor.echo.remote(1)
+    seen = [counts(held, ref)]
+    first, second = actor.echo.remote(ref), actor.echo.remote([ref])
+    seen.append(counts(held, ref, first, second))
+    again = copy.copy(ref)
+    seen.append(counts(ref))
+    del again
+    gate.touch()
+    get([held, first, second])
+    names = [one.hex() for one in (held, ref, first, second)]
+    seen.append(wait_until(lambda: settled(names)))
+    del held, ref, first, second
+    seen.append(wait_until(lambda: counts(*names) == [None] * 4))
+    return seen
+
+
+def settled(names: list[str]) -> Any:
+    """Ray takes back what a call counted a moment after its result."""
+    now = counts(*names)
+    return None if any(one and one["submitted"] for one in now) else now
+
+
+@case("reference count: of an actor, as its handle is copied, passed on and dropped")
+def _(w: World) -> Any:
+    actor = w.create(Methods)
+    name = actor._serialization_helper()[1].hex()
+    get(actor.nothing.remote())
+    seen = [wait_until(lambda: counts(name))]
+    others = [copy.copy(actor), pickle.loads(pickle.dumps(actor)), w.wrap(actor)]
+    get([one.nothing.remote() for one in others])
+    del others
+    gate = w.path()
+    held = actor.hold.remote(str(gate))
+    later = actor.nothing.options(name="n").remote()
+    seen.append(counts(name))
+    gate.touch()
+    get([held, later])
+    get(w.asynchronous.echo.remote([actor]))
+    del actor
+    return [*seen, wait_until(lambda: counts(name) == [None])]
+
+
+@case("ownership: results belong to the caller")
+def _(w: World) -> Any:
+    own = ray.put(1).owner_address()
+    refs = [w.methods.echo.remote(1), w.methods.echo.options(name="n").remote(1), *w.methods.three.remote()]
+    refs += list(w.methods.items.remote(2))
+    return [ref.owner_address() == own for ref in refs]
+
+
+class Owner:
+    """A process of its own that has something, and may be killed for it."""
+
+    def call(self, actor: Any, key: str) -> Any:
+        # Not at its end: a small result would be with whoever was given the reference before the owner dies.
+        self.ref = actor.forever.remote(key)
+        return os.getpid(), [self.ref]
+
+    def create(self, cls: Any, wrapped: bool) -> Any:
+        actor = cls.remote()
+        self.actor = actorsub.wrap(actor) if wrapped else actor
+        ray.get(self.actor.nothing.remote())
+        return os.getpid(), self.actor
+
+
+@case("ownership: the caller's death takes its results along", raises=ray.exceptions.OwnerDiedError)
+def _(w: World) -> Any:
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    pid, (ref,) = get(owner.call.remote(w.asynchronous, uuid.uuid4().hex))
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: isinstance(_answer(owner, "__ray_ready__"), ray.exceptions.ActorDiedError))
+    return get(ref)
+
+
+@case("ownership: the creator's death takes its actor along")
+def _(w: World) -> Any:
+    owner = ray.remote(num_cpus=0)(Owner).remote()
+    pid, actor = get(owner.create.remote(w.actor_class(Methods), w.kind == "wrapped"))
+    get(actor.nothing.remote())
+    os.kill(pid, signal.SIGKILL)
+    error = wait_until(lambda: (found := _answer(actor)) and isinstance(found, ray.exceptions.ActorDiedError) and found)
+    return [about(error, actor), "owner" in str(error)]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Libraries.
 
@@ -978,6 +1657,29 @@ def _(w: World) -> Any:
 def _(w: World) -> Any:
     node = w.methods.task_name.options(name="in a dag").bind()
     return [get(node.execute()), shape(w.methods.three.bind().__class__.__name__)]
+
+
+@case("dag: several returns, and a handle as an argument")
+def _(w: World) -> Any:
+    first, _, third = w.methods.three.bind()
+    return [get(w.methods.two.bind(first, third).execute()), get(w.methods.echo.bind([w.asynchronous]).execute())]
+
+
+@case("dag: compiled")
+def _(w: World) -> Any:
+    pytest.importorskip("numpy", reason="compiled graphs need numpy")
+    from ray.dag import InputNode
+
+    actors = [w.methods, w.retrying]
+    with InputNode() as value:
+        graph = actors[1].two.bind(actors[0].echo.bind(value), 2)
+    compiled = graph.experimental_compile()
+    try:
+        results = [get(compiled.execute(i)) for i in range(3)]
+    finally:
+        compiled.teardown()
+    # The actors are of use again.
+    return [results, get([actor.echo.remote(1) for actor in actors])]
 
 
 @case("dag: wrong arguments", raises=TypeError)
@@ -1009,6 +1711,181 @@ def _(w: World) -> Any:
     with pytest.raises(ValueError, match="on purpose"):
         pool.get_next(timeout=GET_S)
     return [pool.has_free(), pool.pop_idle() == w.methods, pool.has_next()]
+
+
+@case("library: ActorPool, out of order and with another actor")
+def _(w: World) -> Any:
+    pool = ActorPool([w.methods])
+    pool.push(w.asynchronous)
+    for value in range(4):
+        pool.submit(lambda actor, value: actor.echo.remote(value), value)
+    seen = []
+    while pool.has_next():
+        seen.append(pool.get_next_unordered(timeout=GET_S))
+    return [sorted(seen), sorted(pool.map_unordered(lambda actor, value: actor.echo.remote(value), range(6)))]
+
+
+@case("library: ray.util.Queue in a task, in batches and awaited")
+def _(w: World) -> Any:
+    queue = Queue(actor_options={"num_cpus": 0})
+    queue.actor = w.wrap(queue.actor)
+
+    @ray.remote(num_cpus=0.1)
+    def fill(given: Any) -> Any:
+        given.put_nowait_batch([1, 2, 3])
+        return type(given.actor).__name__
+
+    async def take() -> Any:
+        await queue.put_async(4)
+        return [await queue.get_async() for _ in range(2)]
+
+    seen = [get(fill.remote(queue)), queue.get_nowait_batch(2), asyncio.run(take()), queue.empty()]
+    queue.shutdown()
+    return seen
+
+
+@case("library: ray.wait in a loop")
+def _(w: World) -> Any:
+    pending = [w.methods.echo.remote(i) for i in range(8)] + [w.asynchronous.echo.remote(i) for i in range(8, 12)]
+    seen, rounds = [], 0
+    while pending:
+        ready, pending = ray.wait(pending, num_returns=min(3, len(pending)), timeout=GET_S, fetch_local=False)
+        seen += get(ready)
+        rounds += 1
+        if rounds == 2:
+            pending.append(w.methods.echo.remote("late"))
+    return [sorted(map(str, seen)), rounds]
+
+
+@case("library: ray.wait that is not satisfied")
+def _(w: World) -> Any:
+    gate = w.path()
+    actor = w.methods
+    refs = [actor.echo.remote(1), actor.hold.remote(str(gate)), actor.echo.remote(2)]
+    get(refs[0])
+    ready, rest = ray.wait(refs, num_returns=3, timeout=0.1)
+    gate.touch()
+    return [ready == refs[:1], rest == refs[1:], get(rest)]
+
+
+@case("library: ray.data.map_batches with the handle in a closure")
+def _(w: World) -> Any:
+    data = ray_data()
+    actor = w.methods
+
+    def add(batch: Any) -> Any:
+        batch["id"] = batch["id"] + ray.get(actor.of_class.remote(1))[0]
+        return batch
+
+    return sorted(row["id"] for row in data.range(12, override_num_blocks=3).map_batches(add, num_cpus=0.1).take_all())
+
+
+class Adder:
+    def __init__(self, actor: Any) -> None:
+        self.actor = actor
+
+    def __call__(self, batch: Any) -> Any:
+        batch["id"] = batch["id"] + ray.get(self.actor.of_class.remote(1))[0]
+        return batch
+
+
+@case("library: ray.data.map_batches with the handle given to a class")
+def _(w: World) -> Any:
+    rows = ray_data().range(12, override_num_blocks=3)
+    rows = rows.map_batches(Adder, fn_constructor_args=(w.methods,), concurrency=1, num_cpus=0.1)
+    return sorted(row["id"] for row in rows.take_all())
+
+
+def ray_data() -> Any:
+    for needed in ("pandas", "pyarrow"):
+        pytest.importorskip(needed, reason=f"ray.data needs {needed}")
+    data = importlib.import_module("ray.data")
+    data.DataContext.get_current().enable_progress_bars = False
+    return data
+
+
+def members(w: World, count: int) -> list[Any]:
+    """A group as each member knows it: by the handles that they handed out of themselves."""
+    made = w.shared_group(count)
+    handles = get([one.hand_out.remote(w.kind != "plain") for one in made])
+    assert get([one.join.remote(handles) for one in handles]) == list(range(count))
+    return handles
+
+
+@case("group of handles: members that handed themselves out call one another")
+def _(w: World) -> Any:
+    handles = members(w, 3)
+    return [
+        handles == w.shared_group(3),
+        handles,
+        get([one.__ray_call__.remote(lambda self: (self.rank, len(self.peers))) for one in handles]),
+        get([one.around.remote(4) for one in handles]),
+    ]
+
+
+@case("group of handles: a member is gone")
+def _(w: World) -> Any:
+    made = [w.create(Member, max_concurrency=4) for _ in range(3)]
+    handles = get([one.hand_out.remote(w.kind != "plain") for one in made])
+    get([one.join.remote(handles) for one in handles])
+    ray.kill(handles[2])
+    wait_until(lambda: isinstance(_answer(handles[2], "__ray_ready__"), ray.exceptions.ActorDiedError))
+    error = error_of(handles[0].around.remote(2))
+    return [
+        [isinstance(error, one) for one in (ray.exceptions.RayTaskError, ray.exceptions.ActorDiedError)],
+        get(handles[0].around.remote(1)),
+    ]
+
+
+@case("ray.util.collective: a group of handles")
+def _(w: World) -> Any:
+    backend = collective_backend(w.kind)
+    from ray.util import collective
+
+    register(backend)
+    name = uuid.uuid4().hex
+    meeting = ray.remote(num_cpus=0)(Sum).options(name=f"sum of {name}").remote(3)
+    handles = w.shared_group(3)
+    # Not in the order of the handles: each member finds its rank by its actor's id.
+    collective.create_collective_group(handles, 3, [2, 0, 1], backend=backend.backend(), group_name=name)
+    results = get([one.reduce.remote(backend, name, 10**i) for i, one in enumerate(handles)])
+    get([one.__ray_call__.remote(leave_group, name) for one in handles])
+    del meeting
+    return results
+
+
+def leave_group(_self: Any, name: str) -> None:
+    from ray.util import collective
+
+    collective.destroy_collective_group(name)
+
+
+def declared(world_size: int, ranks: list[int], backend: str) -> Callable[[World], Any]:
+    def run(w: World) -> Any:
+        pytest.importorskip("numpy", reason="ray.util.collective needs numpy")
+        from ray.util import collective
+
+        if backend == "gloo" and collective.gloo_available():
+            pytest.skip("the backend is there")
+        collective.create_collective_group(
+            w.shared_group(3), world_size, ranks, backend=backend, group_name=uuid.uuid4().hex
+        )
+
+    return run
+
+
+table(
+    "ray.util.collective, wrong",
+    {
+        "a rank for each": declared(3, [0, 1], "gloo"),
+        "ranks": declared(3, [0, 1, 3], "gloo"),
+        "size": declared(0, [0, 1, 2], "gloo"),
+        "backend that is not installed": declared(3, [0, 1, 2], "gloo"),
+        "no such backend": declared(3, [0, 1, 2], "none of them"),
+        "outside of an actor": lambda w: importlib.import_module("ray.util.collective").get_rank("nowhere"),
+    },
+    raises=Exception,
+)
 
 
 @case("library: ray.util.Queue")
@@ -1085,6 +1962,8 @@ table(
             get(copy.deepcopy(w.methods).echo.remote(1)),
         ],
         "copy.deepcopy of a container": lambda w: copy.deepcopy({"a": [w.methods]})["a"][0] == w.methods,
+        "pickle": lambda w: copied(w, lambda handle: pickle.loads(pickle.dumps(handle))),
+        "cloudpickle": lambda w: copied(w, lambda handle: ray.cloudpickle.loads(ray.cloudpickle.dumps([handle]))[0]),
         "pattern of class name": lambda w: type(w.methods).__name__,
         "method name of a method": lambda w: w.methods.echo._method_name,
         "num_returns of a method": lambda w: [w.methods.three._num_returns, w.methods.items._num_returns],
@@ -1131,6 +2010,27 @@ def test_two_handles_of_one_actor_keep_their_own_policy(worlds: dict[str, World]
     assert actorsub.policy(first) == actorsub.Policy(on_unavailable="raise")
     assert actorsub.policy(second) == actorsub.Policy(timeout_s=3)
     assert get([first.echo.remote(1), second.echo.remote(2), plain.echo.remote(3)]) == [1, 2, 3]
+
+
+def test_plain_and_wrapped_handles_share_the_pending_calls(ray_local: None, tmp_path: pathlib.Path) -> None:
+    """The limit is of the actor in this process, whoever of its handles submits."""
+    plain = ray.remote(num_cpus=0, max_pending_calls=2)(Methods).remote()
+    wrapped = actorsub.wrap(plain)
+    get(plain.nothing.remote())
+    gate = tmp_path / "gate"
+    refs = [wait_until(lambda handle=handle: held_or_none(handle, gate)) for handle in (plain, wrapped)]
+    for handle in (plain, wrapped):
+        with pytest.raises(ray.exceptions.PendingCallsLimitExceeded):
+            handle.echo.remote(1)
+    gate.touch()
+    assert get(refs) == ["held", "held"]
+
+
+def held_or_none(handle: Any, gate: pathlib.Path) -> Any:
+    try:
+        return handle.hold.remote(str(gate))
+    except ray.exceptions.PendingCallsLimitExceeded:
+        return None
 
 
 def test_a_half_built_handle_answers_getattr() -> None:
@@ -1405,7 +2305,17 @@ def test_unknown_option_is_named_where_it_is_written(worlds: dict[str, World]) -
                 place(no_such_option=1)
 
 
-@pytest.mark.parametrize("thing", [1, None, "name", object(), Methods, lambda: None], ids=repr)
+NO_HANDLES = {
+    "number": 1,
+    "None": None,
+    "name": "name",
+    "object": object(),
+    "plain class": Methods,
+    "function": lambda: None,
+}
+
+
+@pytest.mark.parametrize("thing", NO_HANDLES.values(), ids=NO_HANDLES)
 def test_what_wrap_and_remote_do_not_take(ray_local: None, thing: Any) -> None:
     with pytest.raises(TypeError, match="handle"):
         actorsub.wrap(thing)
