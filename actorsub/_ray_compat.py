@@ -468,8 +468,26 @@ def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any
         return method.options(**options).remote
     if hasattr(ray.actor, "_ActorMethodOptionsWrapper"):
         # 2.60 checks values here; before, `options` itself makes the cycle and checks nothing.
-        method.options(**options)
+        _check_option_values(method, options)
     return _WithOptions(method, options).remote
+
+
+def _check_option_values(method: Any, options: dict[str, Any]) -> None:
+    """As Ray's `options` does. Its warning has to name the line of whoever called this package, as it would without:
+    Python hides a deprecation whose line is in a library."""
+    validate = getattr(getattr(ray.actor, "ray_option_utils", None), "validate_num_returns", None)
+    if options.get("num_returns") == "dynamic" and validate is not None:
+        validate(method._is_generator, "dynamic", stacklevel=_level_of_caller())
+        options = {name: value for name, value in options.items() if name != "num_returns"}
+    method.options(**options)
+
+
+def _level_of_caller() -> int:
+    """`stacklevel` of the first frame outside of this package, in a function that our own caller calls."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == __package__:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def call_without_retries(method: Any, options: dict[str, Any]) -> Callable[..., Any]:

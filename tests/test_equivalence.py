@@ -23,6 +23,7 @@ import signal
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -2031,6 +2032,19 @@ def held_or_none(handle: Any, gate: pathlib.Path) -> Any:
         return handle.hold.remote(str(gate))
     except ray.exceptions.PendingCallsLimitExceeded:
         return None
+
+
+def test_a_warning_of_rays_names_the_line_of_the_caller(worlds: dict[str, World]) -> None:
+    """Python shows a deprecation where the line that is to blame is the user's own, and hides it elsewhere."""
+
+    def warned(world: World) -> Any:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            world.methods.items.options(num_returns="dynamic")
+        return [(one.category, str(one.message), one.filename, one.lineno) for one in caught]
+
+    plain = warned(worlds["plain"])
+    assert warned(worlds["created"]) == warned(worlds["wrapped"]) == plain
 
 
 def test_a_half_built_handle_answers_getattr() -> None:
