@@ -1261,7 +1261,7 @@ cdef class CallQueue:
 
     def arm(self):
         """Sets the timer anew, after the sentinel was stopped and started."""
-        cdef int64_t next_ns = self.queue.next_deadline_ns()
+        cdef int64_t next_ns = self.queue.Rearm()
         if next_ns != <int64_t>NEVER_NS:
             self.set_timer(next_ns)
 

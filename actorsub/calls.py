@@ -636,8 +636,17 @@ def call_sender(queue: _core.CallQueue) -> None:
             pass
 
 
+# Held by the sender during a turn: `shutdown()` waits for it for a while only, and the next one may have begun.
+_turn = threading.Lock()
+
+
 def _take_turn(queue: _core.CallQueue) -> None:
     """Gives to Ray what may leave the line now. On the sender's thread, see submit_queue.h."""
+    with _turn:
+        _take_turn_alone(queue)
+
+
+def _take_turn_alone(queue: _core.CallQueue) -> None:
     queue.is_due = False
     while True:
         tickets, ended = queue.release(SENDER_BATCH)

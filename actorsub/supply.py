@@ -34,7 +34,8 @@ def take(actor: _core.Actor, error: errors.ActorUnavailableError) -> ray.ObjectR
         supply.wanted = min(MAX_STOCK, supply.wanted * 2)
     if not supply.filling and len(supply.refs) <= supply.wanted // 2:
         supply.filling = True
-        watcher.ensure().in_background(fill, actor, supply)
+        if not watcher.ensure().in_background(fill, actor, supply):
+            supply.filling = False
     return ref
 
 

@@ -68,23 +68,35 @@ class _Background:
 
     def __init__(self, name: str, done: Callable[[], object]) -> None:
         self._done = done
+        self._lock = threading.Lock()
+        # Guarded by it: what is asked for after this would never be done.
+        self._is_stopped = False
         self._requests: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def request(self, actor: _core.Actor) -> bool:
-        """False: a read is under way already, which may show an older state than the one that is asked about."""
+        """False: a read is under way already, which may show an older state than the one that is asked about; or it was
+        stopped."""
         if actor.reading:
             return False
         actor.reading = True
-        self._requests.put((_read, (actor,)))
-        return True
+        if self.run(_read, (actor,)):
+            return True
+        actor.reading = False
+        return False
 
-    def run(self, function: Callable[..., None], arguments: Any) -> None:
-        self._requests.put((function, arguments))
+    def run(self, function: Callable[..., None], arguments: Any) -> bool:
+        """False: it was stopped before."""
+        with self._lock:
+            if not self._is_stopped:
+                self._requests.put((function, arguments))
+            return not self._is_stopped
 
     def stop(self, timeout_s: float) -> None:
-        self._requests.put(None)
+        with self._lock:
+            self._is_stopped = True
+            self._requests.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -178,8 +190,9 @@ class Watcher:
     def request_read(self, actor: _core.Actor) -> None:
         self._background.request(actor)
 
-    def in_background(self, function: Callable[..., None], *arguments: Any) -> None:
-        self._background.run(function, arguments)
+    def in_background(self, function: Callable[..., None], *arguments: Any) -> bool:
+        """False: it was stopped before."""
+        return self._background.run(function, arguments)
 
     def send(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Has the sender run it: the one thread that gives to Ray what waited in line. False: it was stopped before."""

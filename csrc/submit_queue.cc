@@ -433,6 +433,12 @@ std::int64_t SubmitQueue::next_deadline_ns() noexcept {
   return EarliestDeadline();
 }
 
+std::int64_t SubmitQueue::Rearm() noexcept {
+  const MutexLock lock(mutex_);
+  armed_ns_ = EarliestDeadline();
+  return armed_ns_;
+}
+
 bool SubmitQueue::Review(std::vector<Ended>* ended) {
   const MutexLock lock(mutex_);
   const std::uint64_t word = slot_->word();

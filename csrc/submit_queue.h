@@ -239,6 +239,8 @@ class SubmitQueue {
   Expiry Expire(std::int64_t now_ns, std::vector<Ended>* ended) ACTORSUB_EXCLUDES(mutex_);
   // The earliest deadline of all tickets without an end; kNeverNs: none.
   std::int64_t next_deadline_ns() noexcept ACTORSUB_EXCLUDES(mutex_);
+  // The owner's timer is gone, whether it had fired or not. Returns when to set it again; kNeverNs: not at all.
+  std::int64_t Rearm() noexcept ACTORSUB_EXCLUDES(mutex_);
 
   // After a change of the slot (invariant 3): ends the tickets in the line that the present state refuses by their
   // rules, leaves the others. Returns `release`. May throw std::bad_alloc.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +23,13 @@ import ray
 from helpers import RAY_ARGS, Restartable, Worker, wait_for_state, wait_until
 
 __all__ = ["RAY_ARGS", "Restartable", "Worker", "wait_for_state", "wait_until"]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """At once, too: a test that hangs later ends the process, and pytest tells about failures at its end."""
+    if report.failed:
+        print(f"\n{report.nodeid} ({report.when}) failed:\n{report.longreprtext}", file=sys.__stderr__, flush=True)
 
 
 @pytest.fixture

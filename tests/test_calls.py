@@ -1110,6 +1110,16 @@ def test_deadlines_are_kept_after_a_shutdown(subject: Maker) -> None:
     assert again.result(PATIENCE_S) == 1
 
 
+def test_deadlines_are_kept_after_a_shutdown_that_found_none(subject: Maker) -> None:
+    """Its timer was set, for a call that was over by then."""
+    one = subject()
+    assert one.handle.echo.options(timeout_s=2.0).call(1).result(PATIENCE_S) == 1
+    actorsub.shutdown()
+    # Due after the one that was lost with its timer.
+    assert isinstance(error_of(one.hold(timeout_s=3.0)), actorsub.DeadlineExceededError)
+    one.release()
+
+
 def test_shutdown_while_others_call(subject: Maker) -> None:
     one = subject(AsyncDoer)
     method = one.handle.echo.options(max_in_flight=2)

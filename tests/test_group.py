@@ -215,12 +215,16 @@ def _trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[], Poo
 
 
 @pytest.fixture
-def trio(ray_local: None, _trio: Callable[[], Pool]) -> Pool:
+def trio(ray_local: None, _trio: Callable[[], Pool]) -> Iterator[Pool]:
     """Three healthy members, shared by the tests that harm nobody."""
     pool = _trio()
+    yield pool
+    # Nothing of a test that failed may hold up the next one.
+    pool.open()
+    for member in pool:
+        wait_until(lambda member=member: actorsub.stats(member.handle)["calls"]["in_flight"] == 0, PATIENCE_S)
     for path in pool.directory.glob("[lg]*"):
         path.unlink()
-    return pool
 
 
 def outcome(call: Any) -> Any:

@@ -119,7 +119,7 @@ cdef extern from "submit_queue.h" namespace "actorsub" nogil:
         Cancellation Cancel(Ticket ticket) noexcept
         cbool Abandon(Ticket ticket) noexcept
         Expiry Expire(int64_t now_ns, vector[Ended]* ended) except +
-        int64_t next_deadline_ns() noexcept
+        int64_t Rearm() noexcept
         cbool Review(vector[Ended]* ended) except +
         cbool has_lost() noexcept
         cbool FailLost(vector[Ended]* ended) except +

@@ -171,6 +171,24 @@ TEST_CASE("the state comes before the deadline, the deadline before the bound") 
   CHECK(f.queue.counters().refused_full == 1);
 }
 
+TEST_CASE("a timer that is gone is set again, also by a call that comes later") {
+  Fixture f;
+  f.Up();
+  CallRules rules;
+  rules.deadline_ns = 50;
+  const Admission first = f.queue.Admit(rules, 0);
+  CHECK(first.arm_ns == 50);
+  rules.deadline_ns = 70;
+  const Admission second = f.queue.Admit(rules, 0);
+  CHECK(second.arm_ns == kNeverNs);
+  CHECK(f.queue.Complete(first.ticket).verdict == CompleteVerdict::kDelivered);
+  CHECK(f.queue.Rearm() == 70);
+  CHECK(f.queue.Complete(second.ticket).verdict == CompleteVerdict::kDelivered);
+  CHECK(f.queue.Rearm() == kNeverNs);
+  rules.deadline_ns = 90;
+  CHECK(f.queue.Admit(rules, 0).arm_ns == 90);
+}
+
 TEST_CASE("nobody overtakes the line") {
   Fixture f;
   f.Up();
