@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 comma := ,
 
-.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,13 +66,19 @@ test: $(VENV)/.installed-test  ## The Python tests, on a real Ray, against the i
 CORE_TESTS := test_compat.py test_errors.py test_signatures.py test_refusal.py
 RAY_VERSIONS ?= 2.49.2 2.54.1
 VERSION_TESTS ?= $(CORE_TESTS)
-test-versions: $(VENV)/.wheel  ## The core of the tests on older Rays (RAY_VERSIONS), each in a virtual environment of its own
+RAY_STAMPS := $(foreach version,$(RAY_VERSIONS),$(VENV)-ray-$(version)/.installed)
+$(VENV)-ray-%/.installed: $(VENV)/.wheel
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install "$$(ls $(VENV)/wheel/*.whl)[test]" "ray==$*"
+	@$(@D)/bin/python -m pip --disable-pip-version-check --quiet install --force-reinstall --no-deps $(VENV)/wheel/*.whl
+	@touch $@
+
+install-versions: $(RAY_STAMPS)
+
+test-versions: install-versions  ## The core of the tests on older Rays (RAY_VERSIONS), each in a virtual environment of its own
 	@for version in $(RAY_VERSIONS); do \
-	    venv=$(abspath $(VENV))-ray-$$version; echo "Ray $$version"; \
-	    test -x $$venv/bin/python || $(PYTHON) -m venv $$venv || exit 1; \
-	    $$venv/bin/python -m pip --disable-pip-version-check --quiet install "$$(ls $(VENV)/wheel/*.whl)[test]" "ray==$$version" && \
-	    $$venv/bin/python -m pip --disable-pip-version-check --quiet install --force-reinstall --no-deps $(VENV)/wheel/*.whl && \
-	    (cd tests && $$venv/bin/python -m pytest -c ../pyproject.toml --rootdir=.. $(VERSION_TESTS) $(PYTEST_ARGS)) || exit 1; \
+	    echo "Ray $$version"; \
+	    (cd tests && $(abspath $(VENV))-ray-$$version/bin/python -m pytest -c ../pyproject.toml --rootdir=.. $(VERSION_TESTS) $(PYTEST_ARGS)) || exit 1; \
 	done
 
 # --- for developers ----------------------------------------------------------------------------------------------------

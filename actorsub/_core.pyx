@@ -101,8 +101,8 @@ cdef extern from *:
     }
 
     // Methods are kept in the handle's dict, so reading one is a plain attribute. A class with a `__getattr__` written
-    // in Python, as Ray's and ours are, looks that one up at each access first; from 3.12 on the interpreter's own cache
-    // of attributes avoids that, and would not serve a class with a slot like this.
+    // in Python, as Ray's and ours are, looks that one up at each access first; from 3.12 on the interpreter's cache of
+    // attributes avoids that, and would not serve a class with a slot like this.
     #if PY_VERSION_HEX < 0x030C0000
     static getattrofunc actorsub_full_getattro = NULL;
 
