@@ -6,7 +6,6 @@
 namespace actorsub {
 namespace {
 
-
 constexpr std::uint32_t kMaxIncarnation = std::numeric_limits<std::uint32_t>::max();
 
 // Saturates: at one restart per millisecond that takes seven weeks, and a stuck number beats one that wraps to zero.

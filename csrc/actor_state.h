@@ -105,9 +105,7 @@ inline constexpr unsigned kIncarnationShift = 32;
 std::uint64_t EncodeBelief(const Belief& belief);
 inline ActorState StateOf(std::uint64_t word) { return static_cast<ActorState>(word & kStateMask); }
 // For the submit path: Ray's local state is no news while it equals this (rule 3), and need not be applied.
-inline ActorState RayLastOf(std::uint64_t word) {
-  return static_cast<ActorState>(word >> kRayLastShift & kStateMask);
-}
+inline ActorState RayLastOf(std::uint64_t word) { return static_cast<ActorState>(word >> kRayLastShift & kStateMask); }
 // Here because each refusal decodes one.
 inline Belief DecodeBelief(std::uint64_t word) {
   Belief belief;

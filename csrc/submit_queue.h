@@ -28,8 +28,8 @@
 //     long as that thread gives its own `kSend`s to Ray before its next Admit.
 //  5. The head of the line blocks those behind it, whatever their rules: order goes before use of the window.
 //  6. When a ticket begins, the begun ones, itself included, are at most its rules' window. Admit and Release count the
-//     releasing ones as well, so that a batch cannot overdraw it. A call that ended for its user while it may still run at the actor
-//     (deadline, Abandon) keeps its place until Complete or a loss frees it.
+//     releasing ones as well, so that a batch cannot overdraw it. A call that ended for its user while it may still run
+//     at the actor (deadline, Abandon) keeps its place until Complete or a loss frees it.
 //  7. A begun ticket's mark is `slot->losses()` as it belongs to the word that let it (slot.h, invariant 4).
 //  8. An allocation that fails leaves the queue, and what the vectors passed in hold, as they were (Release will have
 //     started over, see below). What cannot allocate is noexcept.
