@@ -94,6 +94,25 @@ class Target:
         ray.kill(self._plain)
 
 
+class ExitClock:
+    """When a process was gone, by its pidfd: what any other watcher of processes on this host could know."""
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.pidfd_open(pid)
+        self._exited_ns = 0
+        self._thread = threading.Thread(target=self._watch)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        select.select([self._fd], [], [])
+        self._exited_ns = now_ns()
+
+    def read(self) -> int:
+        self._thread.join()
+        os.close(self._fd)
+        return self._exited_ns
+
+
 async def time_of_failure(ref: Any) -> int:
     try:
         await ref
@@ -119,6 +138,7 @@ def in_flight(rounds: int) -> dict[str, Any]:
     """SIGKILL of small processes: calls in flight and first refusals, with stock Ray's actor killed in between."""
     ours_ns: list[int] = []
     rays_ns: list[int] = []
+    exit_ns: list[int] = []
     refusal_ns: list[int] = []
     evidence: dict[str, int] = {}
     begin_ray()
@@ -134,8 +154,11 @@ def in_flight(rounds: int) -> dict[str, Any]:
             began = now_ns()
             os.kill(rays.pid, signal.SIGKILL)
             for _ in range(2):
-                took, _ = await await_failure(ours.hold(), lambda: os.kill(ours.pid, signal.SIGKILL))
+                held = ours.hold()
+                clock = ExitClock(ours.pid)
+                took, killed_at = await await_failure(held, lambda: os.kill(ours.pid, signal.SIGKILL))
                 ours_ns.append(took)
+                exit_ns.append(clock.read() - killed_at)
                 ours.ready()
             rays_ns.append(wait_until(lambda: failed, "stock Ray's call failed")[0] - began)
 
@@ -154,7 +177,8 @@ def in_flight(rounds: int) -> dict[str, Any]:
                 time.sleep(0.0001)
             ours.ready()
         ray.shutdown()
-    return {"samples": {"ours": ours_ns, "rays": rays_ns, "refusal": refusal_ns}, "evidence": evidence}
+    samples = {"ours": ours_ns, "rays": rays_ns, "exit": exit_ns, "refusal": refusal_ns}
+    return {"samples": samples, "evidence": evidence}
 
 
 def big_process(rounds: int, megabytes: int) -> dict[str, Any]:
@@ -166,20 +190,10 @@ def big_process(rounds: int, megabytes: int) -> dict[str, Any]:
         target = Target(directory, "big", True, ballast_mb=megabytes)
         for _ in range(rounds):
             ref = target.hold()
-            fd = os.pidfd_open(target.pid)
-            exited: list[int] = []
-
-            def watch(fd: int = fd, exited: list[int] = exited) -> None:
-                select.select([fd], [], [])
-                exited.append(now_ns())
-
-            thread = threading.Thread(target=watch)
-            thread.start()
+            clock = ExitClock(target.pid)
             took, began = asyncio.run(await_failure(ref, lambda: os.kill(target.pid, signal.SIGKILL)))
-            thread.join()
-            os.close(fd)
             taken_ns.append(took)
-            exit_ns.append(exited[0] - began)
+            exit_ns.append(clock.read() - began)
             target.ready()
         ray.shutdown()
     return {"samples": {"in flight": taken_ns, "process exit": exit_ns}}

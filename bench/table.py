@@ -225,7 +225,7 @@ def requests(results: Results) -> Iterator[Table]:
 
 def detection(results: Results) -> Iterator[Table]:
     rows = []
-    for key in ("in-flight", "first-refusal", "big", "frozen"):
+    for key in ("in-flight", "exit", "first-refusal", "big", "frozen"):
         for one in results.all(key=key):
             extra = one["extra_info"]
             cells = [duration(extra[name]) for name in ("p50_ns", "p99_ns", "max_ns")]
@@ -236,7 +236,7 @@ def detection(results: Results) -> Iterator[Table]:
             ["what", "signals", "p50", "p99", "most"],
             rows,
             "In flight: an `await` that had begun before the signal. A row of stock Ray is measured in the same "
-            "process, between the others.",
+            "process, between the others. Process exit: when the killed process was gone, by a pidfd of the benchmark's.",
         )
     rows = []
     for one in results.all(key="live"):

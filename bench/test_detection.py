@@ -36,6 +36,11 @@ def test_in_flight(killed: dict[str, Any], variant: str, record: Callable[..., N
     record("detection, in flight", name, samples, key="in-flight", variant=variant, **spread(samples))
 
 
+def test_process_exit(killed: dict[str, Any], record: Callable[..., None]) -> None:
+    samples = killed["samples"]["exit"]
+    record("detection, in flight", "SIGKILL: process exit", samples, key="exit", **spread(samples))
+
+
 def test_first_refusal(killed: dict[str, Any], record: Callable[..., None]) -> None:
     samples = killed["samples"]["refusal"]
     name = "first refusal after SIGKILL"

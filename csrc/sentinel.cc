@@ -1,6 +1,7 @@
 #include "sentinel.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -13,6 +14,8 @@
 #include <stdlib.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -60,6 +63,13 @@ constexpr std::int64_t kLatenessToleranceNs = 25 * kNsPerMs;
 constexpr std::int64_t kMaxSleepWithQuestionsNs = 100 * kNsPerMs;
 
 constexpr std::uint64_t kSliceNs = 100'000;  // The least that Linux takes.
+
+// Two threads, because the first of them to end is the sooner told of, and one of them may be the last of its process.
+constexpr std::size_t kThreadsPerProcess = 2;
+constexpr std::uint8_t kMaxThreadPicks = 8;  // In all: a process whose threads come and go is not followed for ever.
+constexpr std::uint8_t kMaxThreadLooks = 10;
+constexpr std::int64_t kThreadLookDelayNs = 1 * kNsPerMs;
+constexpr std::uint64_t kThreadShare = 8;  // Of the descriptors that this process may have: one in so many.
 
 constexpr std::size_t kWishesPerTurn = 256;
 constexpr std::size_t kTimersPerLock = 1024;
@@ -165,6 +175,37 @@ bool ReadStartTicks(std::int32_t pid, std::uint64_t* ticks) {
   return true;
 }
 
+// The uapi headers of the machine that builds may be older than the kernel that this runs on: pidfd_open(2) of a
+// thread (6.9), ioctl_pidfd(2) (6.13) and what the latter says of the end of a thread (6.15).
+constexpr unsigned int kPidfdThread = O_EXCL;
+struct PidfdInfo {
+  std::uint64_t mask = 0;  // In: what is asked. Out: what is told.
+  std::uint64_t cgroup_id = 0;
+  std::uint32_t thread_id = 0;
+  std::uint32_t process_id = 0;
+  std::uint32_t others[9] = {};
+  std::int32_t exit_code = 0;  // As waitpid(2) has it.
+};
+static_assert(sizeof(PidfdInfo) == 64, "the size is part of the ioctl's number");
+constexpr std::uint64_t kPidfdInfoPid = 1U << 0;
+constexpr std::uint64_t kPidfdInfoExit = 1U << 3;
+constexpr unsigned long kPidfdGetInfo = _IOWR(0xFF, 11, PidfdInfo);
+
+// Appends the ids of the threads of a process that are above `above`, in ascending order; not that of its first
+// thread, whose end is told only when all others have ended. None where /proc is closed to us.
+void ListThreads(std::int32_t pid, std::int32_t above, std::vector<std::int32_t>* ids) {
+  char path[32];
+  snprintf(path, sizeof path, "/proc/%d/task", pid);
+  DIR* directory = opendir(path);
+  if (directory == nullptr) return;
+  while (const dirent* entry = readdir(directory)) {
+    const auto id = static_cast<std::int32_t>(strtol(entry->d_name, nullptr, 10));
+    if (id > above && id != pid) ids->push_back(id);
+  }
+  closedir(directory);
+  std::sort(ids->begin(), ids->end());
+}
+
 // Errors that say something about this process or host and nothing about the peer.
 bool IsLocalError(int error) {
   switch (error) {
@@ -214,6 +255,14 @@ void SetOption(int fd, int level, int name, int value) {
 
 enum class Link : std::uint8_t { kDown, kDialing, kUp };
 
+// One thread of a watched process.
+struct WatchedThread {
+  int fd = -1;
+  std::uint64_t token = 0;            // 0: it has ended, and how is to be asked again at `look_ns`.
+  std::int64_t look_ns = kNeverNs;
+  std::uint8_t looks = 0;
+};
+
 // One watched incarnation. The sentinel thread only.
 struct Watched {
   SlotRef slot;
@@ -231,6 +280,9 @@ struct Watched {
   std::uint8_t pid_attempt = 0;
   std::uint64_t pid_token = 0;
   std::int64_t pid_retry_ns = 0;
+  std::array<WatchedThread, kThreadsPerProcess> threads;
+  std::uint8_t thread_picks = 0;
+  std::int32_t last_thread = 0;  // The highest id that was tried.
 
   Link link = Link::kDown;
   bool http2 = false;         // As planned, until somebody answers who does not speak it.
@@ -395,6 +447,9 @@ class Sentinel::Core {
   void CloseAll();
 
   void OpenProcess(Watched* watch);
+  void OpenThreads(Watched* watch);
+  bool OpenThread(Watched* watch, WatchedThread* thread, std::int32_t id);
+  void OnThreadEnded(Watched* watch, WatchedThread* thread);
   void Dial(Watched* watch);
   void Redial(Watched* watch);
   void OnDialFailed(Watched* watch, int error);
@@ -419,6 +474,7 @@ class Sentinel::Core {
   void End(Watched* watch);
   void CloseSocket(Watched* watch);
   void CloseProcess(Watched* watch);
+  void CloseThread(WatchedThread* thread);
   void SetQuestion(Watched* watch, std::int64_t fair_ns);
   void Arm(Watched* watch);
   bool MayOpenDescriptor() const;
@@ -469,6 +525,8 @@ class Sentinel::Core {
   std::uint64_t next_token_serial_ = 1;
   std::uint64_t open_questions_ = 0;
   std::uint32_t descriptors_ = 0;
+  std::uint32_t thread_descriptors_ = 0;  // Those of them that are for threads.
+  bool threads_tell_ = true;              // False: this kernel does not say how a thread ended.
   std::int64_t turn_ns_ = 0;  // When this turn began.
   // What the points in time for heartbeats count from; its own, so that the processes of a host do not beat in step.
   std::int64_t beat_origin_ns_ = 0;
@@ -480,10 +538,10 @@ class Sentinel::Core {
   std::array<std::atomic<std::uint64_t>, 16'384> open_fds_{};
 
   // Statistics: relaxed, they order nothing.
-  Count count_watches_{0}, count_process_watches_{0}, count_sockets_{0}, count_dials_{0}, count_refused_{0},
+  Count count_watches_{0}, count_process_watches_{0}, count_thread_watches_{0}, count_sockets_{0}, count_dials_{0}, count_refused_{0},
       count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_false_alarms_{0},
       count_in_flight_silences_{0}, count_fd_exhausted_{0}, count_connect_timeouts_{0}, count_lost_{0},
-      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_connection_{0},
+      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_thread_{0}, count_exits_by_connection_{0},
       count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0}, count_timers_fired_{0};
 };
 
@@ -542,7 +600,18 @@ void Sentinel::Core::CloseSocket(Watched* watch) {
   Subtract(&count_sockets_);
 }
 
+void Sentinel::Core::CloseThread(WatchedThread* thread) {
+  if (thread->fd < 0) return;
+  if (thread->token != 0) Unregister(thread->fd);
+  CloseFd(&thread->fd);
+  *thread = WatchedThread();
+  --descriptors_;
+  --thread_descriptors_;
+  Subtract(&count_thread_watches_);
+}
+
 void Sentinel::Core::CloseProcess(Watched* watch) {
+  for (WatchedThread& thread : watch->threads) CloseThread(&thread);
   if (watch->pid_fd < 0) return;
   Unregister(watch->pid_fd);
   CloseFd(&watch->pid_fd);
@@ -833,6 +902,7 @@ SentinelCounters Sentinel::Core::counters() const {
   SentinelCounters result;
   result.watches = get(count_watches_);
   result.process_watches = get(count_process_watches_);
+  result.thread_watches = get(count_thread_watches_);
   result.sockets = get(count_sockets_);
   result.dials = get(count_dials_);
   result.refused = get(count_refused_);
@@ -847,6 +917,7 @@ SentinelCounters Sentinel::Core::counters() const {
   result.goaways = get(count_goaways_);
   result.protocol_errors = get(count_protocol_errors_);
   result.exits_by_process = get(count_exits_by_process_);
+  result.exits_by_thread = get(count_exits_by_thread_);
   result.exits_by_connection = get(count_exits_by_connection_);
   result.ask_ray = get(count_ask_ray_);
   result.late_wakeups = get(count_late_wakeups_);
@@ -1012,6 +1083,12 @@ void Sentinel::Core::HandleReady(const epoll_event& event) {
     Exit(watch, Evidence::kProcess, SentinelCause::kProcessExit, 0);
     return;
   }
+  for (WatchedThread& thread : watch->threads) {
+    if (token != thread.token) continue;
+    OnThreadEnded(watch, &thread);
+    Arm(watch);
+    return;
+  }
   if (token != watch->socket_token) return;
   if (watch->link == Link::kDialing) {
     int error = 0;
@@ -1095,6 +1172,7 @@ void Sentinel::Core::SetQuestion(Watched* watch, std::int64_t fair_ns) {
 void Sentinel::Core::Arm(Watched* watch) {
   if (watch->over) return;
   std::int64_t due_ns = watch->pid_fd_wanted ? watch->pid_retry_ns : kNeverNs;
+  for (const WatchedThread& thread : watch->threads) due_ns = std::min(due_ns, thread.look_ns);
   if (watch->plan.connect) {
     switch (watch->link) {
       case Link::kDown:
@@ -1126,6 +1204,10 @@ void Sentinel::Core::Arm(Watched* watch) {
 void Sentinel::Core::OnDue(Watched* watch) {
   if (watch->pid_fd_wanted && watch->pid_retry_ns <= turn_ns_) {
     OpenProcess(watch);
+    if (watch->over) return;
+  }
+  for (WatchedThread& thread : watch->threads) {
+    if (thread.look_ns <= turn_ns_) OnThreadEnded(watch, &thread);
     if (watch->over) return;
   }
   if (watch->plan.connect) {
@@ -1247,6 +1329,7 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     watch->pid_attempt = 0;
     ++descriptors_;
     Add(&count_process_watches_);
+    OpenThreads(watch);
     return;
   }
   if (error == ESRCH) {
@@ -1261,6 +1344,85 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
   watch->pid_fd_wanted = true;
   watch->pid_retry_ns = turn_ns_ + std::min(kMinRetryDelayNs << watch->pid_attempt, kMaxRetryDelayNs);
   if (watch->pid_attempt < 6) ++watch->pid_attempt;
+}
+
+// Fills the empty places, as long as there are threads, kernels that tell and descriptors to spare: without them an
+// exit is noticed all the same, only later. The oldest threads come first: a process's pools are made last.
+void Sentinel::Core::OpenThreads(Watched* watch) {
+  std::vector<std::int32_t> ids;
+  std::size_t next = 0;
+  for (WatchedThread& thread : watch->threads) {
+    if (thread.fd >= 0) continue;
+    if (next == 0) ListThreads(watch->plan.pid, watch->last_thread, &ids);
+    bool opened = false;
+    while (!opened && threads_tell_ && next < ids.size() && watch->thread_picks < kMaxThreadPicks) {
+      ++watch->thread_picks;
+      watch->last_thread = ids[next];
+      opened = OpenThread(watch, &thread, ids[next++]);
+    }
+    if (!opened) return;
+  }
+}
+
+bool Sentinel::Core::OpenThread(Watched* watch, WatchedThread* thread, std::int32_t id) {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || thread_descriptors_ >= limit.rlim_cur / kThreadShare ||
+      descriptors_ >= options_.max_descriptors / 2) {
+    return false;
+  }
+  int fd = static_cast<int>(syscall(SYS_pidfd_open, id, kPidfdThread));
+  if (fd < 0) {
+    // Before 6.9 that flag is unknown.
+    if (errno == EINVAL) threads_tell_ = false;
+    return false;
+  }
+  Remember(fd);
+  PidfdInfo info;
+  info.mask = kPidfdInfoPid;
+  bool usable = ioctl(fd, kPidfdGetInfo, &info) == 0;
+  if (!usable && errno != ESRCH) threads_tell_ = false;
+  // The thread may have ended since it was listed, and another process's been given its number.
+  usable = usable && info.process_id == static_cast<std::uint32_t>(watch->plan.pid);
+  if (!usable || Register(fd, EPOLLIN, watch->index, &thread->token) != 0) {
+    thread->token = 0;
+    CloseFd(&fd);
+    return false;
+  }
+  thread->fd = fd;
+  ++descriptors_;
+  ++thread_descriptors_;
+  Add(&count_thread_watches_);
+  return true;
+}
+
+// Only a signal that is fatal ends a thread by that signal, and then all of its process; but a filter of system calls
+// may end one thread by SIGSYS. Any other end is the thread's own affair, or is told by the process before long.
+void Sentinel::Core::OnThreadEnded(Watched* watch, WatchedThread* thread) {
+  PidfdInfo info;
+  info.mask = kPidfdInfoExit;
+  if (ioctl(thread->fd, kPidfdGetInfo, &info) != 0) {
+    // Before 6.15 nothing is known of a thread that is gone.
+    threads_tell_ = false;
+    CloseThread(thread);
+    return;
+  }
+  if ((info.mask & kPidfdInfoExit) == 0) {
+    // It has ended and is not gone: for microseconds, or for as long as a debugger likes. Epoll would tell it all the
+    // while.
+    if (thread->token != 0) Unregister(thread->fd);
+    thread->token = 0;
+    thread->look_ns = turn_ns_ + kThreadLookDelayNs;
+    if (++thread->looks > kMaxThreadLooks) CloseThread(thread);
+    return;
+  }
+  const int signal = info.exit_code & 0x7F;
+  if (signal != 0 && signal != SIGSYS) {
+    Add(&count_exits_by_thread_);
+    Exit(watch, Evidence::kProcess, SentinelCause::kProcessExit, 0);
+    return;
+  }
+  CloseThread(thread);
+  OpenThreads(watch);
 }
 
 // ---------------------------------------------------------------------------------------------- one watch: connection

@@ -20,7 +20,10 @@
 //     wins.
 //  6. While it runs, and until the thread has seen the `Unwatch`, it holds a reference to the slot. After `Stop`
 //     returned it holds none.
-//  7. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
+//  7. A process whose threads are ended by a signal is over for us as soon as one of the threads that are watched has
+//     ended, on kernels that tell so (Linux 6.15 and newer): its last thread frees its memory, and devices, before the
+//     process is gone for anybody else. The end of a thread by any other way says nothing and is not told.
+//  8. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
 //     that wake somebody live until the destructor, so that nobody can write to, or block on, a number used anew.
 //
 // Not promised
@@ -79,7 +82,7 @@ inline constexpr int kActorEventKindCount = 5;  // Those that are about an actor
 
 enum class SentinelCause : std::uint8_t {
   kNone = 0,
-  kProcessExit = 1,      // The process ended.
+  kProcessExit = 1,      // The process ended, or a signal is ending it.
   kProcessGone = 2,      // There was no such process when the watch began,
   kProcessReplaced = 3,  // or another one with its number.
   kRefused = 4,          // Nobody listens on its port.
@@ -108,10 +111,11 @@ struct SentinelEvent {
   std::uint64_t timer_id = 0;
 };
 
-// A snapshot; everything but the first three only grows.
+// A snapshot; everything but the first four only grows.
 struct SentinelCounters {
   std::uint64_t watches = 0;          // Now.
   std::uint64_t process_watches = 0;  // Now.
+  std::uint64_t thread_watches = 0;   // Now: threads of those processes.
   std::uint64_t sockets = 0;          // Now, dialing ones included.
   std::uint64_t dials = 0;
   std::uint64_t refused = 0;
@@ -126,6 +130,7 @@ struct SentinelCounters {
   std::uint64_t goaways = 0;
   std::uint64_t protocol_errors = 0;
   std::uint64_t exits_by_process = 0;
+  std::uint64_t exits_by_thread = 0;  // Those of them that a thread told, before the process was gone.
   std::uint64_t exits_by_connection = 0;
   std::uint64_t ask_ray = 0;
   std::uint64_t late_wakeups = 0;  // Times that this thread ran late enough to grant everybody grace,

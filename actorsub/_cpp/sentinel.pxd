@@ -52,6 +52,7 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
     cdef struct SentinelCounters:
         uint64_t watches
         uint64_t process_watches
+        uint64_t thread_watches
         uint64_t sockets
         uint64_t dials
         uint64_t refused
@@ -66,6 +67,7 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         uint64_t goaways
         uint64_t protocol_errors
         uint64_t exits_by_process
+        uint64_t exits_by_thread
         uint64_t exits_by_connection
         uint64_t ask_ray
         uint64_t late_wakeups

@@ -20,13 +20,16 @@
 #include <stdio.h>
 #include <sys/ioctl.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -296,6 +299,110 @@ class Peer {
   int control_ = -1;
   std::uint16_t port_ = 0;
 };
+
+// A process with threads, which a fork alone cannot have: this program anew, running one test case.
+class ThreadedPeer {
+ public:
+  static constexpr const char* kTestCase = "the process of ThreadedPeer";
+  static constexpr const char* kVariable = "ACTORSUB_THREADED_PEER";
+  static constexpr int kThreads = 4;
+
+  ThreadedPeer() {
+    int pair[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) == 0);
+    const std::string only = std::string("--test-case=") + kTestCase;
+    const std::string variable = std::string(kVariable) + "=3";
+    std::vector<char*> environment;
+    for (char** one = environ; *one != nullptr; ++one) environment.push_back(*one);
+    environment.push_back(const_cast<char*>(variable.c_str()));
+    environment.push_back(nullptr);
+    const char* arguments[] = {"sentinel_test", only.c_str(), "--no-skip", "--minimal", nullptr};
+    pid_ = fork();
+    REQUIRE(pid_ >= 0);
+    if (pid_ == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      // Also where it is 3 already: a copy is not close-on-exec.
+      const int copy = dup(pair[1]);
+      dup2(copy, 3);
+      if (copy != 3) close(copy);
+      execve("/proc/self/exe", const_cast<char**>(arguments), environment.data());
+      _exit(127);
+    }
+    close(pair[1]);
+    control_ = pair[0];
+    char ready = 0;
+    REQUIRE(read(control_, &ready, 1) == 1);
+  }
+  ~ThreadedPeer() {
+    if (pid_ > 0) Kill();
+    close(control_);
+  }
+  ThreadedPeer(const ThreadedPeer&) = delete;
+  ThreadedPeer& operator=(const ThreadedPeer&) = delete;
+
+  static void Serve() {
+    std::vector<std::thread> threads;
+    std::vector<std::array<int, 2>> pipes(kThreads);
+    for (auto& ends : pipes) {
+      REQUIRE(pipe(ends.data()) == 0);
+      threads.emplace_back([end = ends[0]] {
+        char order = 0;
+        (void)!read(end, &order, 1);
+      });
+    }
+    const char ready = 1;
+    REQUIRE(write(3, &ready, 1) == 1);
+    char number = 0;
+    while (read(3, &number, 1) == 1) {
+      const auto index = static_cast<std::size_t>(number);
+      REQUIRE(write(pipes[index][1], &number, 1) == 1);
+      threads[index].join();
+      REQUIRE(write(3, &number, 1) == 1);
+    }
+    _exit(0);
+  }
+
+  // Returns when that thread is gone; 0 is the oldest.
+  void EndThread(int number) const {
+    char order = static_cast<char>(number);
+    REQUIRE(write(control_, &order, 1) == 1);
+    REQUIRE(read(control_, &order, 1) == 1);
+  }
+  std::vector<pid_t> threads() const {
+    std::vector<pid_t> ids;
+    DIR* directory = opendir(("/proc/" + std::to_string(pid_) + "/task").c_str());
+    REQUIRE(directory != nullptr);
+    while (const dirent* entry = readdir(directory)) {
+      if (entry->d_name[0] != '.') ids.push_back(static_cast<pid_t>(strtol(entry->d_name, nullptr, 10)));
+    }
+    closedir(directory);
+    std::sort(ids.begin(), ids.end());
+    return ids;
+  }
+  void KillOnly() const { REQUIRE(kill(pid_, SIGKILL) == 0); }
+  void Kill() {
+    KillOnly();
+    waitpid(pid_, nullptr, 0);
+    pid_ = 0;
+  }
+  pid_t pid() const { return pid_; }
+
+ private:
+  pid_t pid_ = 0;
+  int control_ = -1;
+};
+
+// The first kernel that says how a thread ended, also after it is gone.
+bool ThreadsTell() {
+  utsname name{};
+  REQUIRE(uname(&name) == 0);
+  int major = 0;
+  int minor = 0;
+  REQUIRE(sscanf(name.release, "%d.%d", &major, &minor) == 2);
+  if (major > 6 || (major == 6 && minor >= 15)) return true;
+  MESSAGE("skipped: this kernel, " << std::string(name.release) << ", does not say how a thread ended (6.15 does)");
+  return false;
+}
 
 std::uint64_t StartTicks(pid_t pid) {
   FILE* file = fopen(("/proc/" + std::to_string(pid) + "/stat").c_str(), "r");
@@ -635,6 +742,106 @@ TEST_CASE("SIGKILL") {
   PrintLatencies("SIGKILL to refusing, process only", KillRounds(20, true, false, true));
   PrintLatencies("SIGKILL to refusing, connection only", KillRounds(20, false, true, true));
   PrintLatencies("SIGKILL to refusing, connection only, as under TLS", KillRounds(20, false, true, false));
+}
+
+TEST_CASE(ThreadedPeer::kTestCase * doctest::skip()) {
+  if (getenv(ThreadedPeer::kVariable) != nullptr) ThreadedPeer::Serve();
+}
+
+TEST_CASE("a fatal signal is told before the process is gone") {
+  if (!ThreadsTell()) return;
+  std::vector<std::int64_t> latencies_ns;
+  for (int round = 0; round < 20; ++round) {
+    ThreadedPeer peer;
+    Setup setup;
+    const SlotRef slot = setup.AliveSlot(1, 4);
+    WatchTarget target;
+    target.incarnation = 4;
+    target.connect = false;
+    target.pid = peer.pid();
+    REQUIRE(setup.sentinel.Watch(slot, target) == WatchResult::kWatching);
+    setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+    // A thread that has a tracer is not gone before its tracer says so, and so neither is the process: what stands for
+    // the time that the last thread takes to free memory and devices.
+    const pid_t held = peer.threads().back();
+    if (ptrace(PTRACE_SEIZE, held, nullptr, nullptr) != 0) {
+      MESSAGE("skipped: tracing is not permitted here, errno " << errno);
+      return;
+    }
+    pollfd process = {static_cast<int>(syscall(SYS_pidfd_open, peer.pid(), 0)), POLLIN, 0};
+    REQUIRE(process.fd >= 0);
+    const std::int64_t killed_ns = NowNs();
+    peer.KillOnly();
+    const SentinelEvent event = setup.Expect(SentinelEventKind::kExited);
+    CHECK(poll(&process, 1, 0) == 0);
+    CHECK(event.cause == SentinelCause::kProcessExit);
+    CHECK(event.incarnation == 4);
+    CHECK(slot->state() == ActorState::kRestarting);
+    CHECK(slot->belief().evidence == Evidence::kProcess);
+    latencies_ns.push_back(event.seen_ns - killed_ns);
+    setup.Until([&] { return setup.sentinel.counters().watches == 0; }, "the end of the watch");
+    const SentinelCounters counters = setup.sentinel.counters();
+    CHECK(counters.exits_by_process == 1);
+    CHECK(counters.exits_by_thread == 1);
+    CHECK(counters.process_watches == 0);
+    CHECK(counters.thread_watches == 0);
+    REQUIRE(waitpid(held, nullptr, __WALL) == held);
+    close(process.fd);
+    setup.ExpectNoMore();
+  }
+  PrintLatencies("SIGKILL to refusing, by a thread", latencies_ns);
+}
+
+TEST_CASE("a thread that ends by itself is no exit, and another one is watched instead") {
+  if (!ThreadsTell()) return;
+  ThreadedPeer peer;
+  Setup setup;
+  const SlotRef slot = setup.AliveSlot();
+  WatchTarget target;
+  target.connect = false;
+  target.pid = peer.pid();
+  setup.sentinel.Watch(slot, target);
+  setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+  for (int ended = 1; ended <= ThreadedPeer::kThreads; ++ended) {
+    peer.EndThread(ended - 1);
+    setup.WholeTurn();
+    // A sanitizer may have threads of its own.
+    const std::size_t left = peer.threads().size() - 1;
+    CHECK(setup.sentinel.counters().thread_watches == std::min<std::size_t>(2, left));
+  }
+  setup.ExpectNoMore();
+  CHECK(slot->state() == ActorState::kAlive);
+  peer.Kill();
+  CHECK(setup.Expect(SentinelEventKind::kExited).cause == SentinelCause::kProcessExit);
+  CHECK(slot->state() == ActorState::kRestarting);
+}
+
+TEST_CASE("a thread with a tracer that ended is asked a few times how, and then let go") {
+  if (!ThreadsTell()) return;
+  ThreadedPeer peer;
+  Setup setup;
+  const SlotRef slot = setup.AliveSlot();
+  WatchTarget target;
+  target.connect = false;
+  target.pid = peer.pid();
+  setup.sentinel.Watch(slot, target);
+  setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+  std::vector<pid_t> held = peer.threads();
+  // Only those that are watched; the rest end as they like.
+  held = {held[1], held[2]};
+  for (const pid_t id : held) {
+    if (ptrace(PTRACE_SEIZE, id, nullptr, nullptr) != 0) {
+      MESSAGE("skipped: tracing is not permitted here, errno " << errno);
+      return;
+    }
+  }
+  peer.KillOnly();
+  setup.Until([&] { return setup.sentinel.counters().thread_watches == 0; }, "both are let go");
+  setup.ExpectNoMore();
+  CHECK(slot->state() == ActorState::kAlive);
+  for (const pid_t id : held) REQUIRE(waitpid(id, nullptr, __WALL) == id);
+  CHECK(setup.Expect(SentinelEventKind::kExited).cause == SentinelCause::kProcessExit);
+  CHECK(setup.sentinel.counters().exits_by_thread == 0);
 }
 
 TEST_CASE("an orderly exit is an exit") {
