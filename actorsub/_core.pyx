@@ -1373,7 +1373,8 @@ cdef class CallQueue:
         cdef QueueCounters counters = self.queue.counters()
         counters.late = self.late
         counters.sent -= counters.aborted
-        counters.completed += self.kept
+        # A stream that was handed out has been its call's outcome, also when its time is over before its task is.
+        counters.completed += self.kept + self.overdue_streams
         counters.lost -= self.kept
         counters.cancelled_here -= self.withdrawn
         counters.expired_there -= self.overdue_streams

@@ -14,7 +14,9 @@ import itertools
 import os
 import pathlib
 import pickle
+import platform
 import queue
+import re
 import select
 import signal
 import socket
@@ -73,6 +75,9 @@ class Victim:
     def remember(self, value: Any) -> list[Any]:
         self.memory.append(value)
         return self.memory
+
+    def grow(self, megabytes: int) -> None:
+        self.memory.append(b"x" * (megabytes << 20))
 
     def hold(self, started: str, gate: str, how: str = "return") -> str:
         """Runs until the gate is there, and then ends, or its process does."""
@@ -408,6 +413,32 @@ def test_every_way_to_wait_fails_at_every_death(subject: Maker, how: str, max_re
     for way in (by_await, by_future, by_get, by_wait_and_get):
         check_certificate(timed(way, running)[0], one)
     assert time.monotonic() - begin_s < EARLY_S
+
+
+def test_a_killed_process_is_told_before_it_is_gone(subject: Maker) -> None:
+    kernel = tuple(int(part) for part in re.findall(r"\d+", platform.release())[:2])
+    if kernel < (6, 15):
+        pytest.skip(f"Linux {platform.release()} does not say how a thread ended; 6.15 and newer do")
+    one = subject()
+    before = 0
+    # The kernel takes tens of milliseconds to free that much. Three times, because the thread that does so may be one
+    # of the two that are watched, and because this process may have to wait for a core that long.
+    for incarnation in range(3):
+        actorsub.get(one.handle.grow.remote(512), timeout=PATIENCE_S)
+        running = one.hold()
+        ended = ExitTime(one.pid)
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(timed, by_await, running)
+            wait_until(lambda: one.waiting >= 1, what="it waits")
+            one.kill()
+            error, at_s = waiting.result(PATIENCE_S)
+        check_certificate(error, one, incarnation)
+        before += at_s < ended.get()
+        one.comes_back()
+        wait_until(lambda expected=incarnation + 1: one.stats["incarnation"] == expected)
+        wait_until(lambda: one.stats["watched"], what="the sentinel watches")
+    assert before > 0
+    assert one.stats["sentinel"]["exits_by_thread"] > 0
 
 
 def test_deaths_have_rays_cause(subject: Maker) -> None:

@@ -252,7 +252,7 @@ class Model:
         if sent:
             entry.ended = True
             # A stream that was handed out is over its time in no sense that its user could see.
-            self.counts["expired_there"] += entry.noted
+            self.counts["expired_there" if entry.noted else "completed"] += 1
         else:
             self.entries.remove(entry)
             self.counts["expired_here"] += 1
