@@ -270,11 +270,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: int) -> dict[str, float]:
+def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: int, alone: bool) -> dict[str, float]:
     """Nanoseconds for one submission through each of two ends, call by call in turns: medians over `count` calls each.
 
     Medians of single calls, since a thread that is descheduled in the middle of one call would spoil the mean of a
-    whole batch. The answers are waited for outside of the measurement.
+    whole batch. The answers are waited for outside of the measurement: `alone` each before the next call, else all at
+    the end.
     """
     refs = []
     taken: dict[str, list[int]] = {name: [] for name, _ in ends}
@@ -284,17 +285,20 @@ def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: 
             begin = now_ns()
             ref = call(end)
             taken[name].append(now_ns() - begin)
-            refs.append(ref)
+            if alone:
+                ray.get(ref)
+            else:
+                refs.append(ref)
     ray.get(refs)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def submit() -> dict[str, Any]:
-    """`.remote()` on a live actor: the plain handle and the wrapped one in turns, for each shape of call."""
-    found: dict[str, dict[str, list[float]]] = {}
+    """`.remote()` on a live actor: the plain handle and the wrapped one in turns, for each way and shape of call."""
+    found: dict[str, dict[str, dict[str, list[float]]]] = {"alone": {}, "burst": {}}
 
-    def add(shape: str, name: str, value: float) -> None:
-        found.setdefault(shape, {}).setdefault(name, []).append(value)
+    def add(way: str, shape: str, name: str, value: float) -> None:
+        found[way].setdefault(shape, {}).setdefault(name, []).append(value)
 
     with tempfile.TemporaryDirectory() as directory:
         plain = start(directory)
@@ -305,13 +309,14 @@ def submit() -> dict[str, Any]:
         }
         shapes["no arguments, method kept"] = (lambda method: method.remote(), kept)
         for call, ends in shapes.values():
-            submissions(call, ends, 200)
-        for turn in range(200):
+            submissions(call, ends, 200, alone=False)
+        for turn in range(100):
             for shape, (call, ends) in shapes.items():
-                for name, value in submissions(call, ends, 30).items():
-                    add(shape, name, value)
+                for way in found:
+                    for name, value in submissions(call, ends, 30, way == "alone").items():
+                        add(way, shape, name, value)
             for name, handle in handles if turn % 2 else handles[::-1]:
-                add("attribute h.ping", name, accesses(handle, 1000))
+                add("alone", "attribute h.ping", name, accesses(handle, 1000))
         ray.shutdown()
     return {"samples": found}
 
