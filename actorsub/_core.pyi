@@ -43,6 +43,9 @@ class Actor:
     outcomes: dict[Any, None]
     handled_losses: int
     fail_at_s: float
+    grace_over_s: float
+    exit_limit_s: float
+    process_id: int
     lost_incarnation: int | None
     listeners: list[Any]
     changes: list[Any]

@@ -350,6 +350,12 @@ cdef class Actor:
     # The watcher's notes: losses() when outcomes were last failed, and when the next ones are to be; 0: none pending.
     cdef public unsigned int handled_losses
     cdef public double fail_at_s
+    # When calls that were lost with the last loss may be failed, also those that nobody has asked for yet.
+    cdef public double grace_over_s
+    # Until when those are kept because the process that had them is not gone yet; 0: they are not.
+    cdef public double exit_limit_s
+    # The process that is or was watched last; 0: none.
+    cdef public int process_id
     # (state before, incarnation before) of the last loss that was seen.
     cdef public object lost_incarnation
     # Name of a concurrency group ("": none was named) -> CallQueue; and how calls failed: name of the class -> count.
@@ -1601,7 +1607,7 @@ def watch(Actor actor, unsigned int incarnation, str ip, int port, int pid, bint
     target.http2 = http2
     target.port = <unsigned short>port
     target.ip = ip.encode()
-    target.pid = pid
+    target.pid = actor.process_id = pid
     target.pid_start_ticks = 0
     target.silence_ns = _nanoseconds(actor.silence_s)
     target.in_flight_silence_ns = _nanoseconds(actor.silence_in_flight_s)

@@ -19,6 +19,7 @@ import logging
 import math
 import os
 import queue
+import select
 import threading
 import time
 import weakref
@@ -40,6 +41,8 @@ MAX_TICK_SHARE = 0.01
 GRACE_S = 0.001
 #: The same where the actor will not come back: Ray's own error, with its cause, is on its way.
 DEATH_GRACE_S = 0.100
+#: And where its process was killed and is not gone yet: Ray hears of it only when its memory has been freed.
+EXIT_LIMIT_S = 2.0
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
@@ -333,22 +336,42 @@ class Watcher:
 
     def _fail_lost(self, actor: _core.Actor, now_s: float) -> float:
         """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
-        if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):
-            actor.handled_losses = actor.losses()
-            actor.fail_at_s = 0.0
-            return _NEVER
         if actor.losses() != actor.handled_losses:
             actor.handled_losses = actor.losses()
             final = actor.last_incarnation or actor.state_name == "dead"
-            actor.fail_at_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
-        elif not actor.fail_at_s and (users.refs.has_lost(actor) or users.calls.has_lost(actor)):
+            actor.fail_at_s = actor.grace_over_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
+            actor.exit_limit_s = now_s + EXIT_LIMIT_S if final and actor.belief()[1] == "process" else 0.0
+        if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):
+            actor.fail_at_s = 0.0
+            return _NEVER
+        if not actor.fail_at_s and (users.refs.has_lost(actor) or users.calls.has_lost(actor)):
             # Somebody began to wait for a call that was lost before.
-            actor.fail_at_s = now_s + GRACE_S
+            actor.fail_at_s = max(now_s, actor.grace_over_s)
         if actor.fail_at_s and now_s >= actor.fail_at_s:
+            if actor.exit_limit_s:
+                if now_s >= actor.exit_limit_s or not _is_running(actor.process_id):
+                    # The last time: nobody knows when it was gone.
+                    actor.exit_limit_s = 0.0
+                actor.fail_at_s = now_s + DEATH_GRACE_S
+                return actor.fail_at_s
             actor.fail_at_s = 0.0
             users.refs.fail_lost(actor)
             users.calls.fail_lost(actor)
         return actor.fail_at_s or _NEVER
+
+
+def _is_running(pid: int) -> bool:
+    """False also where it cannot be told."""
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return False
+    try:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return not poll.poll(0)
+    finally:
+        os.close(fd)
 
 
 def _is_waited_for(actor: _core.Actor) -> bool:

@@ -367,30 +367,45 @@ def test_many_threads_refuse_and_recover(restartable: Maker) -> None:
 def test_works_inside_sync_and_async_actors(restartable: Maker) -> None:
     one = restartable(on_unavailable="raise")
 
+    class Proxy:
+        def keep(self, handle: actorsub.ActorHandle) -> None:
+            self.handle = handle
+
+        def state(self) -> ActorState:
+            return actorsub.state(self.handle)
+
     @ray.remote(num_cpus=0)
-    class SyncProxy:
-        def ask(self, handle: actorsub.ActorHandle) -> str:
+    class SyncProxy(Proxy):
+        def ask(self) -> str:
             try:
-                return str(ray.get(handle.echo.remote("up"), timeout=30))
+                return str(ray.get(self.handle.echo.remote("up"), timeout=30))
             except actorsub.ActorUnavailableError as error:
                 return error.state.value
 
     @ray.remote(num_cpus=0)
-    class AsyncProxy:
-        async def ask(self, handle: actorsub.ActorHandle) -> str:
+    class AsyncProxy(Proxy):
+        async def ask(self) -> str:
             try:
-                return str(await handle.echo.remote("up"))
+                return str(await self.handle.echo.remote("up"))
             except actorsub.ActorUnavailableError as error:
                 return error.state.value
 
     proxies = [SyncProxy.remote(), AsyncProxy.remote()]
+    ray.get([proxy.keep.remote(one.handle) for proxy in proxies], timeout=60)
+
+    def all_know(state: ActorState) -> bool:
+        return ray.get([proxy.state.remote() for proxy in proxies], timeout=60) == [state] * 2
+
     for expected in ("up", "restarting", "up"):
         if expected == "restarting":
             one.kill()
-        answers = ray.get([proxy.ask.remote(one.handle) for proxy in proxies], timeout=60)
+            # Each process finds out by itself.
+            wait_until(lambda: all_know(ActorState.RESTARTING))
+        answers = ray.get([proxy.ask.remote() for proxy in proxies], timeout=60)
         assert answers == [expected] * 2
         if expected == "restarting":
             one.restart()
+            wait_until(lambda: all_know(ActorState.ALIVE))
 
 
 def test_pending_has_a_policy_of_its_own(ray_local: None) -> None:

@@ -149,9 +149,10 @@ def test_listeners_hear_changes_in_order_whoever_noted_them(restartable: Maker) 
     """One change comes from the sentinel, the next from Ray, while the thread that tells is busy elsewhere."""
     busy, watched = restartable(), restartable(max_restarts=0)
     heard: list[tuple[ActorState, ActorState]] = []
-    entered, leave = threading.Event(), threading.Event()
+    greeted, entered, leave = threading.Event(), threading.Event(), threading.Event()
 
     def hold(_id: str, old: ActorState, _new: ActorState, _evidence: str | None) -> None:
+        greeted.set()
         if old is ActorState.ALIVE:
             entered.set()
             leave.wait(PATIENCE_S)
@@ -160,6 +161,7 @@ def test_listeners_hear_changes_in_order_whoever_noted_them(restartable: Maker) 
     actorsub.on_state_change(watched.handle, lambda _id, old, new, _why: heard.append((old, new)))
     wait_until(lambda: heard)
     actorsub.on_state_change(busy.handle, hold)
+    assert greeted.wait(PATIENCE_S)
     os.kill(busy.pid, signal.SIGKILL)
     assert entered.wait(PATIENCE_S)
     os.kill(watched.pid, signal.SIGKILL)
