@@ -68,7 +68,7 @@ constexpr std::uint64_t kSliceNs = 100'000;  // The least that Linux takes.
 constexpr std::size_t kThreadsPerProcess = 2;
 constexpr std::uint8_t kMaxThreadPicks = 8;  // In all: a process whose threads come and go is not followed for ever.
 constexpr std::uint8_t kMaxThreadLooks = 10;
-constexpr std::int64_t kThreadLookDelayNs = 1 * kNsPerMs;
+constexpr std::int64_t kThreadLookDelayNs = 1 * kNsPerMs;  // And twice as long after each look.
 constexpr std::uint64_t kThreadShare = 8;  // Of the descriptors that this process may have: one in so many.
 
 constexpr std::size_t kWishesPerTurn = 256;
@@ -1411,8 +1411,10 @@ void Sentinel::Core::OnThreadEnded(Watched* watch, WatchedThread* thread) {
     // while.
     if (thread->token != 0) Unregister(thread->fd);
     thread->token = 0;
-    thread->look_ns = turn_ns_ + kThreadLookDelayNs;
-    if (++thread->looks > kMaxThreadLooks) CloseThread(thread);
+    thread->look_ns = turn_ns_ + (kThreadLookDelayNs << thread->looks);
+    if (++thread->looks <= kMaxThreadLooks) return;
+    CloseThread(thread);
+    OpenThreads(watch);
     return;
   }
   const int signal = info.exit_code & 0x7F;

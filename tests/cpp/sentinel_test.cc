@@ -536,8 +536,9 @@ struct Setup {
     for (int i = 0; i < 3; ++i) {
       const std::uint64_t turns = sentinel.counters().turns;
       const std::int64_t until_ns = NowNs() + kLongNs;
-      sentinel.Poke();
       while (sentinel.counters().turns == turns) {
+        // Again and again: a turn that was counted takes in one more poke before it ends.
+        sentinel.Poke();
         if (NowNs() > until_ns) FAIL("waited in vain for a turn of the loop");
         std::this_thread::yield();
       }
