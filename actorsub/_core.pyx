@@ -862,6 +862,10 @@ cdef class MethodBase:
     cdef bint early                           # Its outcomes may be failed early: Ray will not resend the call.
     cdef Submission submission                # How to do what `remote_call` does without it; None: not possible.
     cdef public object _actorsub_line         # What `.call()` needs (calls.Line), made when it is first used.
+    cdef readonly dict _actorsub_variants     # What `.options()` made: its options -> the method.
+    # What `.call()` needs whatever the policy is, once that is known; one list for all variants with Ray's options as
+    # here. Not the line of the method that this is a variant of, because that one has its variants: a cycle.
+    cdef readonly list _actorsub_shared
 
     @property
     def _actorsub_actor(self):
@@ -975,6 +979,25 @@ def fill_method(
     method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
     method.early = early and plain_ref is not None
     method.submission = submission
+    method._actorsub_variants = {}
+    method._actorsub_shared = []
+    return method
+
+
+def fill_variant(MethodBase method, MethodBase like, policy, str on_unavailable):
+    """As fill_method(), for the same method under another policy."""
+    method.actor = like.actor
+    method._actorsub_handle = like._actorsub_handle
+    method._actorsub_name = like._actorsub_name
+    method._actorsub_inner = like._actorsub_inner
+    method._actorsub_options = like._actorsub_options
+    method.remote_call = like.remote_call
+    method._actorsub_policy = policy
+    method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
+    method.early = like.early
+    method.submission = like.submission
+    method._actorsub_variants = {}
+    method._actorsub_shared = like._actorsub_shared
     return method
 
 

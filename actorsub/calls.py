@@ -70,26 +70,33 @@ class Line:
 
     def __init__(self, method: Any) -> None:
         policy = method._actorsub_policy
-        options = method._actorsub_options or {}
-        inner = method._actorsub_inner
         self.actor: _core.Actor = method._actorsub_actor
         # Keeps Ray's own handle, so that an actor lives while calls to it wait or run, whatever becomes of the wrapper.
-        self.method = inner
+        self.method = method._actorsub_inner
         self.policy = policy
         self.on_pending = _core.ON_PENDING[policy.on_pending]
         self.wait_while_away = policy.on_unavailable == "wait"
         self.window = policy.max_in_flight or 0
         self.timeout_ns = None if policy.timeout_s is None else int(policy.timeout_s * 1e9)
-        group = options.get("concurrency_group") or self.actor.method_groups.get(method._actorsub_name, "")
-        queue = self.actor.queues.get(group)
-        if queue is None:
-            queue = self.actor.queues.setdefault(group, _core.CallQueue(self.actor))
-        self.queue: _core.CallQueue = queue
-        parts = _ray_compat.submission_of(inner, options, retries=False)
-        self.submission = None if parts is None else _core.Submission(*parts)
-        self.remote_call = _ray_compat.call_without_retries(inner, options)
-        if _ray_compat.has_retries(inner):
-            _warn_of_retries(self.actor)
+        shared = method._actorsub_shared
+        if not shared:
+            shared.append(_way_of(method))
+        self.queue: _core.CallQueue
+        self.queue, self.submission, self.remote_call = shared[0]
+
+
+def _way_of(method: Any) -> tuple[_core.CallQueue, _core.Submission | None, Callable[..., Any]]:
+    """Which queue calls go through, and how they are given to Ray: by Submission, or where there is none by a
+    function."""
+    actor, inner, options = method._actorsub_actor, method._actorsub_inner, method._actorsub_options or {}
+    group = options.get("concurrency_group") or actor.method_groups.get(method._actorsub_name, "")
+    queue = actor.queues.get(group)
+    if queue is None:
+        queue = actor.queues.setdefault(group, _core.CallQueue(actor))
+    parts = _ray_compat.submission_of(inner, options, retries=False)
+    if _ray_compat.has_retries(inner):
+        _warn_of_retries(actor)
+    return queue, None if parts is None else _core.Submission(*parts), _ray_compat.call_without_retries(inner, options)
 
 
 _warned: set[bytes] = set()

@@ -27,6 +27,23 @@ _CLIENT = (
 )
 
 
+#: How many variants by `.options()` a method keeps.
+MAX_VARIANTS = 32
+_PLAIN_OPTIONS = frozenset((bool, int, float, str, type(None)))
+
+
+def _key_of(options: dict[str, Any]) -> tuple[Any, ...] | None:
+    """What two equal sets of options have in common; None for those whose method is made anew each time: values that may
+    change, and words for `num_returns`, some of which Ray warns of."""
+    for value in options.values():
+        if type(value) not in _PLAIN_OPTIONS:
+            return None
+    if type(options.get("num_returns")) is str:
+        return None
+    # The types, because 1 == 1.0 == True, and not every option takes all three.
+    return tuple([(name, type(value), value) for name, value in options.items()])
+
+
 class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
     """One method of a wrapped handle. `remote` is in the core; the rest is Ray's own method object, asked."""
 
@@ -38,7 +55,27 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
 
         Raises TypeError for an option that neither knows, ValueError or TypeError for a value that one does not take.
         """
+        key = _key_of(options)
+        if key is None:
+            return self._vary(options)
+        # Services say the same thing at each call, and making a method takes longer than submitting.
+        made = self._actorsub_variants
+        variant: ActorMethod | None = made.get(key)
+        if variant is None:
+            variant = self._vary(options)
+            if len(made) >= MAX_VARIANTS:
+                made.clear()
+            made[key] = variant
+        return variant
+
+    def _vary(self, options: dict[str, Any]) -> ActorMethod:
         ours, rays = split_options(options)
+        policy = self._actorsub_policy.replace(**ours)
+        if not rays:
+            method = ActorMethod.__new__(ActorMethod)
+            method.__dict__.update(self.__dict__)
+            _core.fill_variant(method, self, policy, policy.on_unavailable)
+            return method
         known = _ray_compat.method_option_names()
         for name in rays:
             if known is not None and name not in known:
@@ -49,12 +86,7 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
                 )
         merged = {**(self._actorsub_options or {}), **rays}
         return _make_method(
-            self._actorsub_actor,
-            self._actorsub_handle,
-            self._actorsub_name,
-            self._actorsub_inner,
-            merged or None,
-            self._actorsub_policy.replace(**ours),
+            self._actorsub_actor, self._actorsub_handle, self._actorsub_name, self._actorsub_inner, merged, policy
         )
 
     def call(self, *args: Any, **kwargs: Any) -> calls.Call:
@@ -286,9 +318,10 @@ def _class_options(self: Any, **options: Any) -> _ActorClassOptions:
     Raises TypeError or ValueError for an option that is unknown or has a value that it does not take.
     """
     ours, rays = split_options(options)
+    policy = self._actorsub_policy.replace(**ours)
     # With none of Ray's, its own `options()` would drop the concurrency groups from those of the class.
     inner = self._actorsub_ray_class.options(self, **rays) if rays else self
-    return _ActorClassOptions(self, inner, self._actorsub_policy.replace(**ours))
+    return _ActorClassOptions(self, inner, policy)
 
 
 class _ActorClassOptions:
@@ -323,7 +356,7 @@ def remote(*args: Any, **options: Any) -> Any:
             "@actorsub.remote(max_restarts=-1, on_unavailable='raise')"
         )
     # Now rather than when the class is there: the mistake is on this line.
-    split_options(options)
+    DEFAULT_POLICY.replace(**split_options(options)[0])
     return functools.partial(_make_actor_class, options=options)
 
 

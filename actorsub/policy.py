@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
@@ -135,13 +136,23 @@ def check_names(options: Iterable[str]) -> None:
             raise TypeError(f"unknown option {name!r}; actorsub takes {', '.join(OPTION_NAMES)}")
 
 
+@functools.lru_cache(maxsize=256)
+def _nearest(name: str) -> str | None:
+    """The option of ours that the name is likely to mean."""
+    return next(iter(difflib.get_close_matches(name, OPTION_NAMES, 1, 0.85)), None)
+
+
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(ours, Ray's). Ours are validated here, where the user wrote them; so is a name that only looks like ours."""
-    for name in options:
-        near = [] if name in OPTION_NAMES else difflib.get_close_matches(name, OPTION_NAMES, 1, 0.85)
-        if near:
-            raise TypeError(f"unknown option {name!r}; did you mean {near[0]!r}?")
-    ours = {name: value for name, value in options.items() if name in OPTION_NAMES}
-    rays = {name: value for name, value in options.items() if name not in OPTION_NAMES}
-    DEFAULT_POLICY.replace(**ours)
+    """(ours, Ray's). A name that only looks like ours is refused here, where the user wrote it; `Policy.replace` does the
+    same for values."""
+    ours: dict[str, Any] = {}
+    rays: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in OPTION_NAMES:
+            ours[name] = value
+        else:
+            near = _nearest(name)
+            if near is not None:
+                raise TypeError(f"unknown option {name!r}; did you mean {near!r}?")
+            rays[name] = value
     return ours, rays

@@ -21,7 +21,7 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -62,6 +62,16 @@ class Worker:
 
     def echo(self, x: Any = None, y: Any = None) -> Any:
         return None
+
+    def pair(self) -> tuple[int, int]:
+        return 1, 2
+
+    def stream(self) -> Iterator[int]:
+        yield 1
+        yield 2
+
+    def take_all(self, *args: Any, **kwargs: Any) -> None:
+        pass
 
 
 def start(directory: str, restart_s: float | None = None) -> ray.actor.ActorHandle:
@@ -268,6 +278,19 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "two, one by keyword": lambda handle: handle.echo.remote(1, y=2),
     "a string of 1 kB": lambda handle: handle.echo.remote("x" * 1000),
 }
+# Others, which must not cost more than they do through the plain handle. A ref as argument is added by `submit`.
+OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
+    "1 MB of bytes": lambda handle: handle.echo.remote(MEGABYTE),
+    "a list of 100 floats": lambda handle: handle.echo.remote(FLOATS),
+    "the handle itself": lambda handle: handle.echo.remote(handle),
+    "*args, **kwargs": lambda handle: handle.take_all.remote(1, 2, a=3, b=4),
+    ".options(name=)": lambda handle: handle.ping.options(name="ping").remote(),
+    "two return values": lambda handle: handle.pair.options(num_returns=2).remote(),
+    "no return value": lambda handle: handle.ping.options(num_returns=0).remote(),
+    "a generator": lambda handle: handle.stream.remote(),
+}
+MEGABYTE = b"x" * 1_000_000
+FLOATS = [float(number) for number in range(100)]
 
 
 def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: int, alone: bool) -> dict[str, float]:
@@ -285,17 +308,22 @@ def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: 
             begin = now_ns()
             ref = call(end)
             taken[name].append(now_ns() - begin)
-            if alone:
-                ray.get(ref)
-            else:
+            if not alone:
                 refs.append(ref)
+            elif isinstance(ref, ray.ObjectRefGenerator):
+                ray.get(list(ref))
+            elif ref is None:
+                # The next call is behind it.
+                ray.get(end.ping.remote())
+            else:
+                ray.get(ref)
     ray.get(refs)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def submit() -> dict[str, Any]:
     """`.remote()` on a live actor: the plain handle and the wrapped one in turns, for each way and shape of call."""
-    found: dict[str, dict[str, dict[str, list[float]]]] = {"alone": {}, "burst": {}}
+    found: dict[str, dict[str, dict[str, list[float]]]] = {"alone": {}, "burst": {}, "other": {}}
 
     def add(way: str, shape: str, name: str, value: float) -> None:
         found[way].setdefault(shape, {}).setdefault(name, []).append(value)
@@ -308,13 +336,18 @@ def submit() -> dict[str, Any]:
             shape: (call, handles) for shape, call in CALLS.items()
         }
         shapes["no arguments, method kept"] = (lambda method: method.remote(), kept)
+        ref = ray.put(1)
+        others = {**OTHER_CALLS, "a ref": lambda handle: handle.echo.remote(ref)}
         for call, ends in shapes.values():
             submissions(call, ends, 200, alone=False)
         for turn in range(100):
             for shape, (call, ends) in shapes.items():
-                for way in found:
+                for way in ("alone", "burst"):
                     for name, value in submissions(call, ends, 30, way == "alone").items():
                         add(way, shape, name, value)
+            for shape, call in others.items():
+                for name, value in submissions(call, handles, 10, alone=True).items():
+                    add("other", shape, name, value)
             for name, handle in handles if turn % 2 else handles[::-1]:
                 add("alone", "attribute h.ping", name, accesses(handle, 1000))
         ray.shutdown()

@@ -26,7 +26,22 @@ SHAPES = [
     "a string of 1 kB",
     "no arguments, method kept",
 ]
-ROWS = [*((way, shape) for way in ("alone", "burst") for shape in SHAPES), ("alone", "attribute h.ping")]
+OTHERS = [
+    "1 MB of bytes",
+    "a list of 100 floats",
+    "the handle itself",
+    "*args, **kwargs",
+    ".options(name=)",
+    "two return values",
+    "no return value",
+    "a generator",
+    "a ref",
+]
+ROWS = [
+    *((way, shape) for way in ("alone", "burst") for shape in SHAPES),
+    *(("other", shape) for shape in OTHERS),
+    ("alone", "attribute h.ping"),
+]
 
 
 @pytest.fixture(scope="module")
