@@ -628,8 +628,8 @@ def _submission_of(direct: _Direct, method: Any, given: dict[str, Any], retries:
 
 
 class Traveller:
-    def __init__(self, serialized: bytes, weak_ref: bool, rebuild: Callable[..., Any], policy: Any) -> None:
-        self._arguments = (serialized, weak_ref, policy)
+    def __init__(self, serialized: bytes, weak_ref: bool, rebuild: Callable[..., Any], changes: Any) -> None:
+        self._arguments = (serialized, weak_ref, changes)
         self._rebuild = rebuild
 
     def __add__(self, _weak_flag: bytes) -> Traveller:

@@ -33,8 +33,11 @@ _PLAIN_OPTIONS = frozenset((bool, int, float, str, type(None)))
 
 
 def _key_of(options: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What two equal sets of options have in common; None for those whose method is made anew each time: values that may
-    change, and words for `num_returns`, some of which Ray warns of."""
+    """What two equal sets of options have in common.
+
+    None for those whose method is made anew each time: values that may change, and words for `num_returns`, some of
+    which Ray warns of.
+    """
     for value in options.values():
         if type(value) not in _PLAIN_OPTIONS:
             return None
@@ -171,7 +174,8 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
     def _serialization_helper(self) -> tuple[Any, Any, bool]:
         # Ray asks this for a handle that is itself the value: see _ray_compat.Traveller.
         serialized, handle_ref, weak_ref = _serialize(self)
-        return _ray_compat.Traveller(serialized, weak_ref, _rebuild, self._actorsub_policy), handle_ref, weak_ref
+        changes = self._actorsub_policy.changes()
+        return _ray_compat.Traveller(serialized, weak_ref, _rebuild, changes), handle_ref, weak_ref
 
     # `ActorHandle[Worker]` in annotations, as with Ray's class.
     __class_getitem__: Any = classmethod(types.GenericAlias)
@@ -181,7 +185,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         if not _ray_compat.can_travel():
             return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
         serialized, _, weak_ref = _serialize(self)
-        return _rebuild, (serialized, weak_ref, self._actorsub_policy)
+        return _rebuild, (serialized, weak_ref, self._actorsub_policy.changes())
 
 
 def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
@@ -194,11 +198,11 @@ def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
 def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
     serialized, handle_ref, weak_ref = _serialize(handle)
     _ray_compat.note_contained(handle_ref, weak_ref)
-    return _rebuild, (serialized, weak_ref, handle._actorsub_policy)
+    return _rebuild, (serialized, weak_ref, handle._actorsub_policy.changes())
 
 
-def _rebuild(serialized: bytes, weak_ref: bool, policy: Policy) -> ActorHandle:
-    return wrap_with_policy(_ray_compat.deserialize_handle(serialized, weak_ref), policy)
+def _rebuild(serialized: bytes, weak_ref: bool, changes: dict[str, Any]) -> ActorHandle:
+    return wrap_with_policy(_ray_compat.deserialize_handle(serialized, weak_ref), DEFAULT_POLICY.replace(**changes))
 
 
 def _make_handle(inner: ray.actor.ActorHandle, actor: _core.Actor, policy: Policy) -> ActorHandle:

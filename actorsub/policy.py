@@ -109,6 +109,11 @@ class Policy:
         check_names(options)
         return dataclasses.replace(self, **options)
 
+    def changes(self) -> dict[str, Any]:
+        """What differs from the defaults: `Policy().replace(**policy.changes()) == policy`. What travels with a handle,
+        because pickling an object of a class takes several times as long."""
+        return {name: value for name, value in vars(self).items() if value != _DEFAULTS[name]}
+
 
 if TYPE_CHECKING:
 
@@ -128,6 +133,7 @@ if TYPE_CHECKING:
 OPTION_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Policy))
 
 DEFAULT_POLICY = Policy()
+_DEFAULTS: dict[str, Any] = vars(DEFAULT_POLICY)
 
 
 def check_names(options: Iterable[str]) -> None:
