@@ -792,6 +792,10 @@ class FailedGenerator(ray.ObjectRefGenerator):
     def is_finished(self) -> bool:
         return not self._refs
 
+    # What `ray.wait` looks at, in newer versions and in older ones.
+
     def _get_next_object_id_binary(self) -> bytes:
-        # What `ray.wait` looks at.
         return bytes(self._generator_ref.binary())
+
+    def _get_next_ref(self) -> ray.ObjectRef:
+        return self._generator_ref

@@ -410,12 +410,15 @@ def tell(actor: _core.Actor) -> None:
             # Later ones were told already; the listeners know where those led.
             continue
         actor.told_version = version
-        # What was dropped in between (a watch that was replaced) is summed up in the next step.
+        # What was dropped in between (with a watch that was replaced, or the sentinel) is summed up in the next step,
+        # unless that led back to where the listeners are: who went by the states meanwhile has to hear of the return.
         before = old if actor.told_state is None else actor.told_state
+        steps = [(before, new, evidence)] if before is not new else [(before, old, None), (old, new, evidence)]
         actor.told_state = new
-        for registration in list(actor.listeners):
-            if registration.greeted and before is not new:
-                registration.tell(actor, before, new, evidence)
+        for step in steps:
+            for registration in list(actor.listeners):
+                if registration.greeted and step[0] is not step[1]:
+                    registration.tell(actor, *step)
     for registration in list(actor.listeners):
         if not registration.greeted:
             registration.greeted = True

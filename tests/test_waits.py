@@ -17,7 +17,7 @@ import ray
 from helpers import Restartable, run_script, wait_for_state, wait_until
 
 import actorsub
-from actorsub import ActorState, _core, refs
+from actorsub import ActorState, _core, refs, watcher
 
 Maker = Callable[..., Restartable]
 
@@ -179,6 +179,28 @@ def work(seconds: float) -> None:
     end_s = time.thread_time() + seconds
     while time.thread_time() < end_s:
         pass
+
+
+def test_a_state_that_came_and_went_untold_is_told(restartable: Maker) -> None:
+    """`shutdown()` ends the sentinel with what it has seen and nobody has taken in; its slots are changed all the same,
+    and a group, say, has closed its line since."""
+    one = restartable()
+    heard: list[tuple[Any, Any, Any]] = []
+    actorsub.on_state_change(one.handle, lambda _id, old, new, evidence: heard.append((old, new, evidence)))
+    wait_until(lambda: heard)
+    actorsub.shutdown()
+    actor = one.handle._actorsub_actor
+    before = len(heard)
+    version = actor.told_version
+    actor.changes.append((version + 2 & 0xFFFF, ActorState.RESTARTING, ActorState.ALIVE, "ray"))
+    watcher.tell(actor)
+    assert heard[before:] == [
+        (ActorState.ALIVE, ActorState.RESTARTING, None),
+        (ActorState.RESTARTING, ActorState.ALIVE, "ray"),
+    ]
+    actor.changes.append((version + 3 & 0xFFFF, ActorState.ALIVE, ActorState.ALIVE, "table"))
+    watcher.tell(actor)
+    assert len(heard) == before + 2
 
 
 @pytest.mark.parametrize("spend", [time.sleep, work])
