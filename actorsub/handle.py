@@ -442,7 +442,8 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     Args:
         handle: a wrapped handle; the registration lasts as long as some wrapped handle of the actor in this process.
         fn: called on a background thread of this library, one call after the other, so it must not block. `actor_id`
-            is hex; `old` and `new` are ActorStates; `evidence` as in the errors. It is told the present state first,
+            is hex; `old` and `new` are ActorStates; `evidence` as in the errors, None also for a state that came and
+            went while nobody was told (during `shutdown()`). It is told the present state first,
             with ActorState.UNKNOWN as `old`, unless nothing is known yet. An exception in it is logged.
 
     Returns:
