@@ -149,8 +149,8 @@ def _nearest(name: str) -> str | None:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(ours, Ray's). A name that only looks like ours is refused here, where the user wrote it; `Policy.replace` does the
-    same for values."""
+    """(ours, Ray's). A name that only looks like ours is refused here, where the user wrote it; values are for
+    `Policy.replace` to refuse."""
     ours: dict[str, Any] = {}
     rays: dict[str, Any] = {}
     for name, value in options.items():

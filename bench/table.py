@@ -241,7 +241,7 @@ def detection(results: Results) -> Iterator[Table]:
             ["what", "signals", "p50", "p99", "most"],
             rows,
             "In flight: an `await` that had begun before the signal. A row of stock Ray is measured in the same "
-            "process, between the others. Process exit: when the killed process was gone, by a pidfd of the benchmark's.",
+            "process, between the others. Process exit: when the process was gone, by a pidfd of the benchmark's own.",
         )
     rows = []
     for one in results.all(key="live"):

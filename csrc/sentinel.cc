@@ -258,7 +258,7 @@ enum class Link : std::uint8_t { kDown, kDialing, kUp };
 // One thread of a watched process.
 struct WatchedThread {
   int fd = -1;
-  std::uint64_t token = 0;            // 0: it has ended, and how is to be asked again at `look_ns`.
+  std::uint64_t token = 0;  // 0: it has ended, and how is to be asked again at `look_ns`.
   std::int64_t look_ns = kNeverNs;
   std::uint8_t looks = 0;
 };
@@ -527,7 +527,7 @@ class Sentinel::Core {
   std::uint32_t descriptors_ = 0;
   std::uint32_t thread_descriptors_ = 0;  // Those of them that are for threads.
   bool threads_tell_ = true;              // False: this kernel does not say how a thread ended.
-  std::int64_t turn_ns_ = 0;  // When this turn began.
+  std::int64_t turn_ns_ = 0;              // When this turn began.
   // What the points in time for heartbeats count from; its own, so that the processes of a host do not beat in step.
   std::int64_t beat_origin_ns_ = 0;
   std::int64_t granted_ns_ = 0;
@@ -538,11 +538,12 @@ class Sentinel::Core {
   std::array<std::atomic<std::uint64_t>, 16'384> open_fds_{};
 
   // Statistics: relaxed, they order nothing.
-  Count count_watches_{0}, count_process_watches_{0}, count_thread_watches_{0}, count_sockets_{0}, count_dials_{0}, count_refused_{0},
-      count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_false_alarms_{0},
+  Count count_watches_{0}, count_process_watches_{0}, count_thread_watches_{0}, count_sockets_{0}, count_dials_{0},
+      count_refused_{0}, count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_false_alarms_{0},
       count_in_flight_silences_{0}, count_fd_exhausted_{0}, count_connect_timeouts_{0}, count_lost_{0},
-      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_thread_{0}, count_exits_by_connection_{0},
-      count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0}, count_timers_fired_{0};
+      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_thread_{0},
+      count_exits_by_connection_{0}, count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0},
+      count_timers_fired_{0};
 };
 
 // ---------------------------------------------------------------------------------------------- descriptors

@@ -306,7 +306,11 @@ def test_options_of_a_method_are_checked_where_they_are_written(trio: Pool) -> N
         ({"retries": "always"}, TypeError, "did you mean 'retry'?"),
         ({"nonsense": 1}, TypeError, "A group takes retry, max_attempts, key"),
         # Ray's own, which checks them here since 2.60.
-        *([({"num_returns": -3}, ValueError, "num_returns")] if hasattr(ray.actor, "_ActorMethodOptionsWrapper") else []),
+        *(
+            [({"num_returns": -3}, ValueError, "num_returns")]
+            if hasattr(ray.actor, "_ActorMethodOptionsWrapper")
+            else []
+        ),
     ]:
         with pytest.raises(error) as raised:
             group.echo.options(**options)

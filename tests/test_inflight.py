@@ -441,7 +441,9 @@ def test_a_killed_process_is_told_before_it_is_gone(subject: Maker) -> None:
     assert one.stats["sentinel"]["exits_by_thread"] > 0
 
 
-@pytest.mark.parametrize(("how", "megabytes", "cause"), [("ray.kill", 0, "ray.kill"), ("SIGKILL", 1536, "worker process")])
+@pytest.mark.parametrize(
+    ("how", "megabytes", "cause"), [("ray.kill", 0, "ray.kill"), ("SIGKILL", 1536, "worker process")]
+)
 def test_deaths_have_rays_cause(subject: Maker, how: str, megabytes: int, cause: str) -> None:
     # Ray hears of a large process's death only when its memory has been freed.
     one = subject(max_restarts=0)

@@ -745,7 +745,7 @@ TEST_CASE("SIGKILL") {
   PrintLatencies("SIGKILL to refusing, connection only, as under TLS", KillRounds(20, false, true, false));
 }
 
-TEST_CASE(ThreadedPeer::kTestCase * doctest::skip()) {
+TEST_CASE(ThreadedPeer::kTestCase* doctest::skip()) {
   if (getenv(ThreadedPeer::kVariable) != nullptr) ThreadedPeer::Serve();
 }
 
