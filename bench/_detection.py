@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import ray
+from ray.cluster_utils import Cluster
 
 import actorsub
 
@@ -54,8 +55,16 @@ def wait_until(condition: Callable[[], Any], what: str) -> Any:
 class Target:
     """An actor to be killed, behind a plain handle or a wrapped one."""
 
-    def __init__(self, directory: str, name: str, wrapped: bool, ballast_mb: int = 0, **policy: Any) -> None:
-        options = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0}
+    def __init__(
+        self,
+        directory: str,
+        name: str,
+        wrapped: bool,
+        ballast_mb: int = 0,
+        place: dict[str, Any] | None = None,
+        **policy: Any,
+    ) -> None:
+        options = {"max_restarts": -1, "max_task_retries": 0, "num_cpus": 0, **(place or {})}
         plain = ray.remote(**options)(Worker).remote(ballast_mb)
         self.handle = actorsub.wrap(plain, on_unavailable="raise", **policy) if wrapped else plain
         self._plain = plain
@@ -197,6 +206,58 @@ def big_process(rounds: int, megabytes: int) -> dict[str, Any]:
             target.ready()
         ray.shutdown()
     return {"samples": {"in flight": taken_ns, "process exit": exit_ns}}
+
+
+def node_killed(rounds: int) -> dict[str, Any]:
+    """SIGKILL of all processes of a node, its raylet first; a call in flight of ours and one of stock Ray's."""
+    refusal_ns: list[int] = []
+    ours_ns: list[int] = []
+    rays_ns: list[int] = []
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    with tempfile.TemporaryDirectory() as directory:
+        for number in range(rounds):
+            # A name of its own: Ray goes on placing actors on a node that was killed a moment ago.
+            name = f"node-{number}"
+            node = cluster.add_node(num_cpus=1, resources={name: 2})
+            ours, rays = (
+                Target(directory, f"{name}-{wrapped}", wrapped, place={"resources": {name: 1}})
+                for wrapped in (True, False)
+            )
+            raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
+            pids = [raylet.pid, *(child.pid for child in raylet.children(recursive=True))]
+            stock: list[int] = []
+            rays.hold().future().add_done_callback(lambda _, stock=stock: stock.append(now_ns()))
+            held = ours.hold()
+            refused: list[int] = []
+
+            def watch(handle: Any = ours.handle, refused: list[int] = refused) -> None:
+                # A call that is sent would load the machine; the state is what a call is refused by.
+                while actorsub.state(handle) is actorsub.ActorState.ALIVE:
+                    time.sleep(0.0002)
+                try:
+                    handle.ping.remote()
+                except actorsub.ActorUnavailableError:
+                    refused.append(now_ns())
+
+            def kill(pids: list[int] = pids) -> None:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+
+            thread = threading.Thread(target=watch)
+            thread.start()
+            took, began = asyncio.run(await_failure(held, kill))
+            thread.join()
+            ours_ns.append(took)
+            refusal_ns.append(refused[0] - began)
+            rays_ns.append(wait_until(lambda stock=stock: stock, "stock Ray's call failed")[0] - began)
+            ours.end()
+            rays.end()
+            cluster.remove_node(node, allow_graceful=False)
+        ray.shutdown()
+        cluster.shutdown()
+    return {"samples": {"refusal": refusal_ns, "in flight": ours_ns, "in flight, stock Ray": rays_ns}}
 
 
 def frozen(silence_s: float, in_flight_s: float, rounds: int) -> dict[str, Any]:

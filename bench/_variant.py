@@ -539,6 +539,7 @@ def main() -> None:
     one.add_argument("--seed", type=int, required=True)
     one = commands.add_parser("in-flight")
     one.add_argument("--rounds", type=int, required=True)
+    commands.add_parser("node-killed").add_argument("--rounds", type=int, required=True)
     one = commands.add_parser("big-process")
     one.add_argument("--rounds", type=int, required=True)
     one.add_argument("--megabytes", type=int, required=True)
@@ -571,6 +572,7 @@ def main() -> None:
         "restarts": restarts,
         "in-flight": _detection.in_flight,
         "big-process": _detection.big_process,
+        "node-killed": _detection.node_killed,
         "frozen": _detection.frozen,
         "live": _detection.live,
         "idle": _detection.idle,

@@ -32,6 +32,7 @@ OTHER_RATIO = 1.05
 IN_FLIGHT_P50_NS = 10e6
 IN_FLIGHT_P99_NS = 50e6
 FIRST_REFUSAL_NS = 10e6
+NODE_NS = 50e6
 SILENCE_SLACK_NS = 500e6
 AWAIT_RATIO = 1.00
 CALL_RATIO = 1.0
@@ -178,6 +179,9 @@ def detection_budgets(results: Results) -> Iterator[tuple[str, str | None, str, 
         one = results.one(**wanted)
         value = one["extra_info"][name] if one else 0.0
         yield what, one and duration(value), f"<= {duration(limit)}", value <= limit
+    for one in results.all(key="node"):
+        most = one["extra_info"]["max_ns"]
+        yield one["name"], f"{duration(most)} at most", f"<= {duration(NODE_NS)}", most <= NODE_NS
     for one in results.all(key="frozen"):
         extra = one["extra_info"]
         limit = extra["limit_s"] * 1e9 + SILENCE_SLACK_NS
@@ -230,7 +234,7 @@ def requests(results: Results) -> Iterator[Table]:
 
 def detection(results: Results) -> Iterator[Table]:
     rows = []
-    for key in ("in-flight", "exit", "first-refusal", "big", "frozen"):
+    for key in ("in-flight", "exit", "first-refusal", "big", "node", "node-stock", "frozen"):
         for one in results.all(key=key):
             extra = one["extra_info"]
             cells = [duration(extra[name]) for name in ("p50_ns", "p99_ns", "max_ns")]

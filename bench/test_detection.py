@@ -58,6 +58,18 @@ def test_big_process(big: dict[str, Any], what: str, record: Callable[..., None]
     record("detection, 1 GB resident", f"1 GB resident, SIGKILL: {what}", samples, key="big", **spread(samples))
 
 
+@pytest.fixture(scope="module")
+def node(measure: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    return measure("node-killed", "--rounds=5")
+
+
+@pytest.mark.parametrize("what", ["refusal", "in flight", "in flight, stock Ray"])
+def test_node(node: dict[str, Any], what: str, record: Callable[..., None]) -> None:
+    samples = node["samples"][what]
+    key = "node" if "stock" not in what else "node-stock"
+    record("detection, node killed", f"node killed: {what}", samples, key=key, **spread(samples))
+
+
 @pytest.fixture(scope="module", params=list(LIMITS), ids=lambda limits: f"{limits[0]}-{limits[1]}")
 def stopped(request: pytest.FixtureRequest, measure: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     silence_s, in_flight_s = request.param
