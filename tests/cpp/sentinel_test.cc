@@ -520,6 +520,15 @@ struct Setup {
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
     }
   }
+  // The process only. Returns when two of its threads are watched.
+  void WatchProcess(const SlotRef& slot, const ThreadedPeer& peer, std::uint32_t incarnation = 0) {
+    WatchTarget target;
+    target.incarnation = incarnation;
+    target.connect = false;
+    target.pid = peer.pid();
+    REQUIRE(sentinel.Watch(slot, target) == WatchResult::kWatching);
+    Until([&] { return sentinel.counters().thread_watches == 2; }, "the threads are watched");
+  }
   void UntilBeats(std::uint64_t more) {
     const std::uint64_t target = sentinel.counters().heartbeats_acked + more;
     Until([&] { return sentinel.counters().heartbeats_acked >= target; }, "heartbeats");
@@ -756,12 +765,7 @@ TEST_CASE("a fatal signal is told before the process is gone") {
     ThreadedPeer peer;
     Setup setup;
     const SlotRef slot = setup.AliveSlot(1, 4);
-    WatchTarget target;
-    target.incarnation = 4;
-    target.connect = false;
-    target.pid = peer.pid();
-    REQUIRE(setup.sentinel.Watch(slot, target) == WatchResult::kWatching);
-    setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+    setup.WatchProcess(slot, peer, 4);
     // A thread that has a tracer is not gone before its tracer says so, and so neither is the process: what stands for
     // the time that the last thread takes to free memory and devices.
     const pid_t held = peer.threads().back();
@@ -798,11 +802,7 @@ TEST_CASE("a thread that ends by itself is no exit, and another one is watched i
   ThreadedPeer peer;
   Setup setup;
   const SlotRef slot = setup.AliveSlot();
-  WatchTarget target;
-  target.connect = false;
-  target.pid = peer.pid();
-  setup.sentinel.Watch(slot, target);
-  setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+  setup.WatchProcess(slot, peer);
   for (int ended = 1; ended <= ThreadedPeer::kThreads; ++ended) {
     peer.EndThread(ended - 1);
     setup.WholeTurn();
@@ -822,11 +822,7 @@ TEST_CASE("a thread with a tracer that ended is asked a few times how, and then 
   ThreadedPeer peer;
   Setup setup;
   const SlotRef slot = setup.AliveSlot();
-  WatchTarget target;
-  target.connect = false;
-  target.pid = peer.pid();
-  setup.sentinel.Watch(slot, target);
-  setup.Until([&] { return setup.sentinel.counters().thread_watches == 2; }, "the threads are watched");
+  setup.WatchProcess(slot, peer);
   std::vector<pid_t> held = peer.threads();
   // Only those that are watched; the rest end as they like.
   held = {held[1], held[2]};
