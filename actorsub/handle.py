@@ -27,8 +27,8 @@ _CLIENT = (
 )
 
 
-#: How many variants by `.options()` a method keeps.
-MAX_VARIANTS = 32
+#: How many variants by `.options()` a method keeps. Few: each takes 1 to 2 kB, and there may be thousands of handles.
+MAX_VARIANTS = 8
 _PLAIN_OPTIONS = frozenset((bool, int, float, str, type(None)))
 
 
