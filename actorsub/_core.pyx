@@ -986,17 +986,10 @@ def fill_method(
 
 def fill_variant(MethodBase method, MethodBase like, policy, str on_unavailable):
     """As fill_method(), for the same method under another policy."""
-    method.actor = like.actor
-    method._actorsub_handle = like._actorsub_handle
-    method._actorsub_name = like._actorsub_name
-    method._actorsub_inner = like._actorsub_inner
-    method._actorsub_options = like._actorsub_options
-    method.remote_call = like.remote_call
-    method._actorsub_policy = policy
-    method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
-    method.early = like.early
-    method.submission = like.submission
-    method._actorsub_variants = {}
+    fill_method(
+        method, like.actor, like._actorsub_handle, like._actorsub_name, like._actorsub_inner, like.remote_call,
+        like._actorsub_options, policy, on_unavailable, like.early, like.submission
+    )
     method._actorsub_shared = like._actorsub_shared
     return method
 
