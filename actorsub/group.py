@@ -618,7 +618,11 @@ class ReplicaGroup:
     def _replace(self, failures: int) -> None:
         """Has the factory asked for a member, after so many failures in a row."""
         if failures > MAX_FACTORY_FAILURES:
-            logger.error("the factory of a group failed %d times in a row and is asked no more", MAX_FACTORY_FAILURES)
+            logger.error(
+                "the factory %r of a group failed %d times in a row and is asked no more",
+                self._factory,
+                MAX_FACTORY_FAILURES,
+            )
             return
         # A thread of its own: the factory may take its time, and wait for what the other threads do.
         thread = threading.Thread(
@@ -1247,7 +1251,7 @@ def _ask_factory(group: weakref.ref[ReplicaGroup], failures: int) -> None:
         alive._add([alive._factory()], failures)
         alive._counts["replaced"] += 1
     except Exception:
-        logger.exception("the factory of a group failed")
+        logger.exception("the factory %r of a group failed", alive._factory)
         alive._replace(failures + 1)
     finally:
         _at_factory.discard(threading.current_thread())
