@@ -35,6 +35,7 @@ import psutil
 import ray
 
 import actorsub
+from actorsub import _core, _ray_compat
 
 now_ns = time.perf_counter_ns
 
@@ -276,53 +277,71 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "no arguments": lambda handle: handle.ping.remote(),
     "one positional": lambda handle: handle.echo.remote(1),
     "two, one by keyword": lambda handle: handle.echo.remote(1, y=2),
-    "a string of 1 kB": lambda handle: handle.echo.remote("x" * 1000),
+    "a string of 1 kB": lambda handle: handle.echo.remote(KILOBYTE),
+}
+# The same for `core_alone`: method, args, kwargs.
+PARTS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "no arguments": ("ping", (), {}),
+    "one positional": ("echo", (1,), {}),
+    "two, one by keyword": ("echo", (1,), {"y": 2}),
+    "a string of 1 kB": ("echo", ("x" * 1000,), {}),
 }
 # Others, which must not cost more than they do through the plain handle. A ref as argument is added by `submit`.
 OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
     "1 MB of bytes": lambda handle: handle.echo.remote(MEGABYTE),
     "a list of 100 floats": lambda handle: handle.echo.remote(FLOATS),
     "the handle itself": lambda handle: handle.echo.remote(handle),
+    "an empty set": lambda handle: handle.echo.remote(set()),
     "*args, **kwargs": lambda handle: handle.take_all.remote(1, 2, a=3, b=4),
     ".options(name=)": lambda handle: handle.ping.options(name="ping").remote(),
     "two return values": lambda handle: handle.pair.options(num_returns=2).remote(),
     "no return value": lambda handle: handle.ping.options(num_returns=0).remote(),
     "a generator": lambda handle: handle.stream.remote(),
 }
+KILOBYTE = "x" * 1000
 MEGABYTE = b"x" * 1_000_000
 FLOATS = [float(number) for number in range(100)]
 
 
-def submissions(call: Callable[[Any], Any], ends: list[tuple[str, Any]], count: int, alone: bool) -> dict[str, float]:
-    """Nanoseconds for one submission through each of two ends, call by call in turns: medians over `count` calls each.
+def core_alone(wrapped: Any, shape: str) -> Callable[[], Any]:
+    """Gives the call to Ray's core with arguments made beforehand: what any way to submit it costs at least. Returns a
+    list of refs."""
+    name, args, kwargs = PARTS[shape]
+    arguments, place, num_returns, parameters = _ray_compat.submission_of(getattr(wrapped, name)._actorsub_inner, None)
+    flat = _core.Submission(arguments, place, num_returns, parameters).flatten(args, kwargs)
+    submit = getattr(ray._private.worker.global_worker.core_worker, _ray_compat.direct_binding()[1])
+    return functools.partial(submit, *arguments[:place], flat, *arguments[place + 1 :])
+
+
+def submissions(ends: list[tuple[str, Callable[[], Any]]], behind: Any, count: int, alone: bool) -> dict[str, float]:
+    """Nanoseconds for one submission through each of the ends, call by call in turns: medians over `count` calls each.
 
     Medians of single calls, since a thread that is descheduled in the middle of one call would spoil the mean of a
     whole batch. The answers are waited for outside of the measurement: `alone` each before the next call, else all at
-    the end.
+    the end. What gives no ref has ended when a later call of `behind`, a handle of the same actor, is answered.
     """
     refs = []
     taken: dict[str, list[int]] = {name: [] for name, _ in ends}
     for i in range(count):
-        # Each end goes first as often as second.
-        for name, end in ends if i % 2 else ends[::-1]:
+        # Each end comes at each place equally often.
+        first = i % len(ends)
+        for name, call in ends[first:] + ends[:first]:
             begin = now_ns()
-            ref = call(end)
+            ref = call()
             taken[name].append(now_ns() - begin)
             if not alone:
-                refs.append(ref)
+                refs += ref if isinstance(ref, list) else [ref]
             elif isinstance(ref, ray.ObjectRefGenerator):
                 ray.get(list(ref))
-            elif ref is None:
-                # The next call is behind it.
-                ray.get(end.ping.remote())
             else:
-                ray.get(ref)
+                ray.get(behind.ping.remote() if ref is None else ref)
     ray.get(refs)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
 def submit() -> dict[str, Any]:
-    """`.remote()` on a live actor: the plain handle and the wrapped one in turns, for each way and shape of call."""
+    """`.remote()` on a live actor: the plain handle, the wrapped one and, where it can be told, Ray's core alone, in
+    turns, for each way and shape of call."""
     found: dict[str, dict[str, dict[str, list[float]]]] = {"alone": {}, "burst": {}, "other": {}}
 
     def add(way: str, shape: str, name: str, value: float) -> None:
@@ -330,23 +349,29 @@ def submit() -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory() as directory:
         plain = start(directory)
-        handles = [("plain", plain), ("wrapped", actorsub.wrap(plain))]
-        kept = [(name, handle.ping) for name, handle in handles]
-        shapes: dict[str, tuple[Callable[[Any], Any], list[tuple[str, Any]]]] = {
-            shape: (call, handles) for shape, call in CALLS.items()
-        }
-        shapes["no arguments, method kept"] = (lambda method: method.remote(), kept)
+        wrapped = actorsub.wrap(plain)
+        handles = [("plain", plain), ("wrapped", wrapped)]
+
+        def ends_of(call: Callable[[Any], Any]) -> list[tuple[str, Callable[[], Any]]]:
+            return [(name, functools.partial(call, handle)) for name, handle in handles]
+
+        shapes = {shape: ends_of(call) for shape, call in CALLS.items()}
+        ray.get(wrapped.ping.remote())
+        shapes["no arguments, method kept"] = [(name, handle.ping.remote) for name, handle in handles]
         ref = ray.put(1)
-        others = {**OTHER_CALLS, "a ref": lambda handle: handle.echo.remote(ref)}
-        for call, ends in shapes.values():
-            submissions(call, ends, 200, alone=False)
+        others = {shape: ends_of(call) for shape, call in OTHER_CALLS.items()}
+        others["a ref"] = ends_of(lambda handle: handle.echo.remote(ref))
+        for ends in shapes.values():
+            submissions(ends, plain, 200, alone=False)
         for turn in range(100):
-            for shape, (call, ends) in shapes.items():
-                for way in ("alone", "burst"):
-                    for name, value in submissions(call, ends, 30, way == "alone").items():
-                        add(way, shape, name, value)
-            for shape, call in others.items():
-                for name, value in submissions(call, handles, 10, alone=True).items():
+            for shape, ends in shapes.items():
+                floor = [("core", core_alone(wrapped, shape))] if shape in PARTS else []
+                for name, value in submissions(ends + floor, plain, 30, alone=True).items():
+                    add("alone", shape, name, value)
+                for name, value in submissions(ends, plain, 30, alone=False).items():
+                    add("burst", shape, name, value)
+            for shape, ends in others.items():
+                for name, value in submissions(ends, plain, 10, alone=True).items():
                     add("other", shape, name, value)
             for name, handle in handles if turn % 2 else handles[::-1]:
                 add("alone", "attribute h.ping", name, accesses(handle, 1000))

@@ -290,15 +290,22 @@ def live(results: Results) -> Iterator[Table]:
         ("burst", "Submitting to a live actor, 60 calls in a burst"),
         ("other", "Submitting to a live actor, other calls, one at a time"),
     ):
-        rows = []
+        rows, any_core = [], False
         for wrapped in results.all(key="wrapped", way=way):
             shape = wrapped["extra_info"]["shape"]
             plain = results.one(key="plain", way=way, shape=shape)
+            core = results.one(key="core", way=way, shape=shape)
+            any_core = any_core or core is not None
             if plain:
                 both = [duration(median_ns(one)) for one in (plain, wrapped)]
-                rows.append([shape, *both, interval(wrapped["extra_info"])])
-        if rows:
-            yield Table(title, ["call", "plain handle", "wrapped", "ratio"], rows)
+                row = [shape, *both, interval(wrapped["extra_info"])]
+                rows.append([*row, interval(core["extra_info"]) if core else ""])
+        columns = ["call", "plain handle", "wrapped", "ratio", "Ray's core alone"]
+        if rows and any_core:
+            note = "Ray's core alone: its submission with arguments made beforehand, in the same turns; of the plain handle."
+            yield Table(title, columns, rows, note)
+        elif rows:
+            yield Table(title, columns[:-1], [row[:-1] for row in rows])
 
 
 def cost(results: Results) -> Iterator[Table]:

@@ -1,4 +1,5 @@
-"""What the gate adds to a call that passes it: `.remote()` of a live actor, wrapped against plain.
+"""What the gate adds to a call that passes it: `.remote()` of a live actor, wrapped against plain, and what Ray's core
+takes of it.
 
 Call by call in turns in one process. A sample is the median over one turn of 30 calls each (for the attribute, the
 mean of 1000); the ratio is the median of the ratios within a turn. A submission hands over to threads of Ray, so single
@@ -30,6 +31,7 @@ OTHERS = [
     "1 MB of bytes",
     "a list of 100 floats",
     "the handle itself",
+    "an empty set",
     "*args, **kwargs",
     ".options(name=)",
     "two return values",
@@ -42,6 +44,7 @@ ROWS = [
     *(("other", shape) for shape in OTHERS),
     ("alone", "attribute h.ping"),
 ]
+WITH_CORE = SHAPES[:4]
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +61,30 @@ def test_submit(
     name: str,
     record: Callable[..., None],
 ) -> None:
-    both = samples[way][shape]
+    hand_over(samples, way, shape, name, record)
+
+
+@pytest.mark.parametrize("shape", WITH_CORE)
+def test_core_alone(
+    samples: dict[str, dict[str, dict[str, list[float]]]], shape: str, record: Callable[..., None]
+) -> None:
+    hand_over(samples, "alone", shape, "core", record)
+
+
+def hand_over(
+    samples: dict[str, dict[str, dict[str, list[float]]]],
+    way: str,
+    shape: str,
+    name: str,
+    record: Callable[..., None],
+) -> None:
+    found = samples[way][shape]
     record(
         f"submit {way}, {shape}",
         f"{shape}, {way}: {name}",
-        both[name],
+        found[name],
         way=way,
         shape=shape,
         key=name,
-        **ratios(both[name], both["plain"]),
+        **ratios(found[name], found["plain"]),
     )
