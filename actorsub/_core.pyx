@@ -193,6 +193,7 @@ cdef int ray_number_to_state[16]        # Ray's number -> ActorState; -1 where R
 cdef tuple state_members = ()           # ActorState (Python) by number.
 cdef object unavailable_error = None    # The class that the fast refusal raises.
 cdef object submit_slowly = None        # (method, args, kwargs) -> what .remote() returns.
+cdef object handle_rebuilder = None     # (serialized, weak, changes of the policy) -> handle.
 cdef tuple empty_tuple = ()
 cdef object ref_class = None            # Ray's ObjectRef, always.
 cdef object plain_ref = None            # Ray's ObjectRef; None where the installed Ray's cannot be made anew.
@@ -267,10 +268,11 @@ def bind_direct(ref, str name, bytes positional, dict tracing, str tracing_flag)
     tracing_flag_name = tracing_flag
 
 
-def bind_types(tuple states, unavailable, handle, slow):
+def bind_types(tuple states, unavailable, handle, slow, rebuild):
     """Hands in the Python classes: the members of ActorState in order, the class that a refusal raises, the class of
-    handles, and the function that `.remote()` calls whenever its fast path does not apply."""
-    global state_members, unavailable_error, submit_slowly
+    handles, the function that `.remote()` calls whenever its fast path does not apply, and what `rebuild_handle` calls.
+    """
+    global state_members, unavailable_error, submit_slowly, handle_rebuilder
     if not issubclass(unavailable, CertifiedError):
         raise TypeError(f"{unavailable!r} must derive from CertifiedError")
     if not issubclass(handle, HandleBase):
@@ -280,7 +282,29 @@ def bind_types(tuple states, unavailable, handle, slow):
     state_members = states
     unavailable_error = unavailable
     submit_slowly = slow
+    handle_rebuilder = rebuild
     actorsub_hasten_getattr(<PyTypeObject*>handle)
+
+
+def rebuild_handle(serialized, weak_ref, changes):
+    """What a pickled handle calls where it arrives. Here because CloudPickler takes a function written in Python apart,
+    to see whether its name will find it."""
+    return handle_rebuilder(serialized, weak_ref, changes)
+
+
+cdef class Traveller:
+    """Pickles as a call of `rebuild_handle` with these arguments; see _ray_compat, "Travelling"."""
+
+    cdef tuple arguments
+
+    def __init__(self, tuple arguments):
+        self.arguments = arguments
+
+    def __add__(self, weak_flag):
+        return self
+
+    def __reduce__(self):
+        return rebuild_handle, self.arguments
 
 
 def after_fork_in_child():

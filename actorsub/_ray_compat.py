@@ -623,20 +623,8 @@ def _submission_of(direct: _Direct, method: Any, given: dict[str, Any], retries:
 # ---------------------------------------------------------------------------------------------------------------------
 # Travelling. A handle inside another value is pickled through __reduce__. A handle that is itself the argument, the
 # return value or the value of a `put` goes another way: Ray takes `_serialization_helper()[0] + b"1"` (or b"0") and
-# writes it as plain bytes, and a plain handle arrives. `Traveller` is what the wrapper gives there: an object whose
-# sum is no bytes, so that Ray's serializer falls back to pickling it, and what is unpickled is the wrapper.
-
-
-class Traveller:
-    def __init__(self, serialized: bytes, weak_ref: bool, rebuild: Callable[..., Any], changes: Any) -> None:
-        self._arguments = (serialized, weak_ref, changes)
-        self._rebuild = rebuild
-
-    def __add__(self, _weak_flag: bytes) -> Traveller:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return self._rebuild, self._arguments
+# writes it as plain bytes, and a plain handle arrives. `_core.Traveller` is what the wrapper gives there: an object
+# whose sum is no bytes, so that Ray's serializer falls back to pickling it, and what is unpickled is the wrapper.
 
 
 def serialize_handle(handle: ray.actor.ActorHandle) -> tuple[bytes, Any, bool]:

@@ -172,10 +172,9 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         pass
 
     def _serialization_helper(self) -> tuple[Any, Any, bool]:
-        # Ray asks this for a handle that is itself the value: see _ray_compat.Traveller.
+        # Ray asks this for a handle that is itself the value: see _core.Traveller.
         serialized, handle_ref, weak_ref = _serialize(self)
-        changes = self._actorsub_policy.changes()
-        return _ray_compat.Traveller(serialized, weak_ref, _rebuild, changes), handle_ref, weak_ref
+        return _core.Traveller((serialized, weak_ref, self._actorsub_policy.changes)), handle_ref, weak_ref
 
     # `ActorHandle[Worker]` in annotations, as with Ray's class.
     __class_getitem__: Any = classmethod(types.GenericAlias)
@@ -185,7 +184,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         if not _ray_compat.can_travel():
             return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
         serialized, _, weak_ref = _serialize(self)
-        return _rebuild, (serialized, weak_ref, self._actorsub_policy.changes())
+        return _core.rebuild_handle, (serialized, weak_ref, self._actorsub_policy.changes)
 
 
 def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
@@ -198,11 +197,13 @@ def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
 def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
     serialized, handle_ref, weak_ref = _serialize(handle)
     _ray_compat.note_contained(handle_ref, weak_ref)
-    return _rebuild, (serialized, weak_ref, handle._actorsub_policy.changes())
+    return _core.rebuild_handle, (serialized, weak_ref, handle._actorsub_policy.changes)
 
 
 def _rebuild(serialized: bytes, weak_ref: bool, changes: dict[str, Any]) -> ActorHandle:
-    return wrap_with_policy(_ray_compat.deserialize_handle(serialized, weak_ref), DEFAULT_POLICY.replace(**changes))
+    handle = _ray_compat.deserialize_handle(serialized, weak_ref)
+    policy = DEFAULT_POLICY.replace(**changes) if changes else DEFAULT_POLICY
+    return wrap_with_policy(handle, policy, received=True)
 
 
 def _make_handle(inner: ray.actor.ActorHandle, actor: _core.Actor, policy: Policy) -> ActorHandle:
@@ -228,11 +229,12 @@ def _take_limits(actor: _core.Actor, policy: Policy) -> None:
     actor.silence_s, actor.silence_in_flight_s, actor.detects = silence_s, in_flight_s, True
     if actor.watched:
         _core.update_limits(actor)
-    elif begin:
+    elif begin and actor.state_name != "unknown":
+        # A first read is planned already.
         actor.next_read_s = _core.now_s()
 
 
-def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHandle:
+def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received: bool = False) -> ActorHandle:
     if isinstance(handle, ActorHandle):
         return _make_handle(handle._actorsub_inner, handle._actorsub_actor, policy)
     if not isinstance(handle, ray.actor.ActorHandle):
@@ -245,9 +247,15 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy) -> ActorHand
     if actor.state_name == "unknown" and _ray_compat.is_original(handle):
         # Created a moment ago by this process: it cannot have been up before.
         actor.apply("table", "pending", 0, actor.version)
+    may_wait = received and actor.state_name == "unknown" and not actor.used
+    if may_wait:
+        # Before anything else: the watcher may be looking.
+        actor.next_read_s = _core.now_s() + watcher.RECEIVED_READ_S
     made = _make_handle(handle, actor, policy)
     running = watcher.ensure()
-    if not actor.watched:
+    if may_wait:
+        running.look_by(actor.next_read_s)
+    elif not actor.watched:
         running.nudge()
     return made
 
@@ -457,11 +465,13 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
         raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {fn!r}")
     registration = watcher.Registration(actor, fn)
     actor.listeners.append(registration)
+    if actor.state_name == "unknown":
+        actor.next_read_s = min(actor.next_read_s, _core.now_s())
     watcher.ensure().nudge()
     return registration.cancel
 
 
-_core.bind_types(tuple(ActorState), ActorUnavailableError, ActorHandle, submit.submit_slowly)
+_core.bind_types(tuple(ActorState), ActorUnavailableError, ActorHandle, submit.submit_slowly, _rebuild)
 _binding = _ray_compat.local_state_binding()
 if _binding is not None:
     _core.bind_ray(*_binding)

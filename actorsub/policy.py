@@ -109,10 +109,11 @@ class Policy:
         check_names(options)
         return dataclasses.replace(self, **options)
 
+    @functools.cached_property
     def changes(self) -> dict[str, Any]:
-        """What differs from the defaults: `Policy().replace(**policy.changes()) == policy`. What travels with a handle,
-        because pickling an object of a class takes several times as long."""
-        return {name: value for name, value in vars(self).items() if value != _DEFAULTS[name]}
+        """What differs from the defaults: `Policy().replace(**policy.changes) == policy`. What travels with a handle,
+        because pickling an object of a class takes several times as long. Not to be written to."""
+        return {name: getattr(self, name) for name in OPTION_NAMES if getattr(self, name) != _DEFAULTS[name]}
 
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ if TYPE_CHECKING:
 OPTION_NAMES: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Policy))
 
 DEFAULT_POLICY = Policy()
-_DEFAULTS: dict[str, Any] = vars(DEFAULT_POLICY)
+_DEFAULTS: dict[str, Any] = {name: getattr(DEFAULT_POLICY, name) for name in OPTION_NAMES}
 
 
 def check_names(options: Iterable[str]) -> None:

@@ -48,6 +48,9 @@ MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
 #: An actor that is up, that this process never called and that the sentinel does not watch: Ray tells nothing unasked.
 UNUSED_READ_INTERVAL_S = 1.0
+#: A handle that came from another process is looked up after this, or when it is first used. Many are passed on, or
+#: dropped, before that, and a look costs the control store a read, the actor a connection, and this process 0.4 ms.
+RECEIVED_READ_S = 0.020
 #: How long a caller waits for the first read of the table before the call goes to Ray unjudged.
 FIRST_READ_LIMIT_S = 1.0
 
@@ -130,7 +133,7 @@ def read_table(actor: _core.Actor) -> None:
     """Asks the control store about the actor, takes in what it says, and has its incarnation watched when it is up."""
     if actor.session is None or actor.session is not _ray_compat.session_token():
         return
-    version = actor.version
+    version, planned_s = actor.version, actor.next_read_s
     row = _ray_compat.read_actor_table(actor.ray_id)
     if row is None:
         return
@@ -148,6 +151,9 @@ def read_table(actor: _core.Actor) -> None:
             _ray_compat.local_process(row),
             not _ray_compat.uses_tls(),
         )
+        if actor.watched and actor.next_read_s == planned_s:
+            # This was the read that was planned, unless evidence that came meanwhile has planned another.
+            actor.next_read_s = 0.0
 
 
 def wake(actor: _core.Actor) -> None:
@@ -167,6 +173,8 @@ class Watcher:
     def __init__(self) -> None:
         self._stopping = False
         self._last_look_cost_s = 0.0
+        # When this thread looks again by itself; never while it looks, because what is new may have been passed over.
+        self._next_look_s = _NEVER
         # Used only where the sentinel could not be started, to block on.
         self._event = threading.Event()
         error = _core.start_sentinel()
@@ -186,6 +194,11 @@ class Watcher:
         """Looks at everything now."""
         self._event.set()
         _core.wake_watcher()
+
+    def look_by(self, time_s: float) -> None:
+        """Looks at everything at that time (`_core.now_s`) at the latest."""
+        if self._next_look_s > time_s:
+            self.nudge()
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -251,6 +264,7 @@ class Watcher:
 
     def _look(self) -> float | None:
         """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
+        self._next_look_s = _NEVER
         begin_s = _core.now_s()
         begin_cost_s = time.thread_time()
         session = _ray_compat.session_token()
@@ -280,12 +294,14 @@ class Watcher:
         if tick_s < end_s + IDLE_TICK_S:
             # Looking again is cheap but not free; deadlines of calls in flight are kept all the same.
             tick_s = max(tick_s, end_s + repeated_s / MAX_TICK_SHARE)
-        next_s = min(tick_s, deadline_s)
+        next_s = self._next_look_s = min(tick_s, deadline_s)
         return None if next_s == _NEVER else max(next_s - end_s, 0.0)
 
     def _look_at(self, actor: _core.Actor, now_s: float) -> None:
-        if actor.observe_ray():
-            # Ray's word comes without an incarnation and without a cause; the table has both.
+        was_unknown = actor.state_name == "unknown"
+        if actor.observe_ray() and not (was_unknown and actor.next_read_s > now_s and actor.state_name == "alive"):
+            # Ray's word comes without an incarnation and without a cause; the table has both. A handle that was only
+            # received waits for its time.
             actor.next_read_s = now_s
             actor.read_interval_s = MIN_READ_INTERVAL_S
         if actor.changes:

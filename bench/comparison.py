@@ -128,6 +128,17 @@ VARIANTS = (
 
 # --- Worker ---------------------------------------------------------------------------------------
 
+PRIORITY_VARIABLE = "COMPARISON_NORMAL_PRIORITY"
+
+
+def take_priority() -> None:
+    """Gives this process what `--normal-priority` is about. Needs CAP_SYS_NICE."""
+    if os.environ.get(PRIORITY_VARIABLE):
+        # One by one: a number of 0 or of the process means one thread. New threads take after the one that makes them.
+        for thread in os.listdir("/proc/self/task"):
+            with contextlib.suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, int(thread), 0)
+
 
 class Model:
     """One request at a time, as a plain actor takes them. Self-contained: it is pickled by value."""
@@ -135,6 +146,7 @@ class Model:
     def __init__(self, load_s: float, predict_s: float) -> None:
         time.sleep(load_s)
         self._predict_s = predict_s
+        take_priority()
 
     def predict(self, number: int) -> dict[str, int]:
         time.sleep(self._predict_s)
@@ -213,6 +225,7 @@ class Front:
     """The HTTP front of all ways but Ray Serve's; an actor."""
 
     def __init__(self) -> None:
+        take_priority()
         self._socket = socket.create_server(("127.0.0.1", 0), backlog=2048)
         # uvloop sets it anyway; without uvloop answers would wait 40 ms for the client's TCP.
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -669,6 +682,8 @@ def report(data: dict[str, Any]) -> str:
         f"{WORKERS} workers, {PREDICT_S * 1e3:g} ms a request, {LOAD_S:g} s to load; {settings['rounds']} rounds, a "
         f"kill every {settings['period_s']:g} s; seed {settings['seed']}."
     ]
+    if data.get("normal_priority"):
+        parts.append("Front and workers at nice 0 once they were up (`--normal-priority`).")
     if data["capacity"]:
         carried = ", ".join(f"{labels[name]} {value:.0f}/s" for name, value in data["capacity"].items())
         parts.append(f"Carried without kills, with {CAPACITY_CLIENTS} clients: {carried}.")
@@ -744,6 +759,13 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="requests per second (default: measured, see above)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--variants", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument(
+        "--normal-priority",
+        action="store_true",
+        help="front and workers run at nice 0 once they are up. Ray starts all at nice 15, so that a worker that "
+        "starts competes with those that serve on equal terms. Not for Ray Serve, whose proxy cannot be told; needs "
+        "root",
+    )
     parser.add_argument("--json", type=pathlib.Path, help="write everything that was measured there")
     parser.add_argument("--picture", type=pathlib.Path, help="draw latency over time there (needs matplotlib)")
     parser.add_argument("--from-json", type=pathlib.Path, help="measure nothing: report on this file")
@@ -752,6 +774,10 @@ def main() -> None:
     if arguments.child:
         child_main(arguments.child)
         return
+    if arguments.normal_priority:
+        if any(variant.serve for variant in VARIANTS if variant.name in arguments.variants):
+            parser.error("--normal-priority is not for Ray Serve; name the others with --variants")
+        os.environ[PRIORITY_VARIABLE] = "1"
     data = json.loads(arguments.from_json.read_text()) if arguments.from_json else run(arguments)
     if arguments.json:
         arguments.json.write_text(json.dumps(data))
@@ -796,6 +822,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         "rate": rate,
         "seed": arguments.seed,
     }
+    data["normal_priority"] = arguments.normal_priority
     for i, variant in enumerate(chosen):
         say(f"[{i + 1}/{len(chosen)}] {variant.label}: {rate:.0f} requests/s, without kills and with")
         data["variants"][variant.name] = measure(variant, "load", **data["settings"])

@@ -302,7 +302,7 @@ def live(results: Results) -> Iterator[Table]:
                 rows.append([*row, interval(core["extra_info"]) if core else ""])
         columns = ["call", "plain handle", "wrapped", "ratio", "Ray's core alone"]
         if rows and any_core:
-            note = "Ray's core alone: its submission with arguments made beforehand, in the same turns; of the plain handle."
+            note = "Ray's core alone: its submission with arguments made beforehand, in the same turns; of the plain."
             yield Table(title, columns, rows, note)
         elif rows:
             yield Table(title, columns[:-1], [row[:-1] for row in rows])

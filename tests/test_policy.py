@@ -48,10 +48,10 @@ def test_replace_changes_only_what_is_named() -> None:
 
 
 def test_changes_are_what_differs_from_the_defaults() -> None:
-    assert actorsub.Policy().changes() == {}
+    assert actorsub.Policy().changes == {}
     policy = actorsub.Policy(on_unavailable="wait", timeout_s=3, max_queued=1000, silence_in_flight_s=None)
-    assert policy.changes() == {"on_unavailable": "wait", "timeout_s": 3, "silence_in_flight_s": None}
-    assert actorsub.Policy().replace(**policy.changes()) == policy
+    assert policy.changes == {"on_unavailable": "wait", "timeout_s": 3, "silence_in_flight_s": None}
+    assert actorsub.Policy().replace(**policy.changes) == policy
 
 
 def test_options_are_split_between_ray_and_us() -> None:

@@ -364,6 +364,62 @@ def test_policy_differs_by_handle_not_by_actor(target: Any) -> None:
 # Reference counting.
 
 
+class Receiver:
+    """A process that counts its reads of the actor table."""
+
+    def __init__(self, received_read_s: float) -> None:
+        from actorsub import _ray_compat, watcher
+
+        watcher.RECEIVED_READ_S = received_read_s
+        self.reads = 0
+        self.told: list[Any] = []
+        read = _ray_compat.read_actor_table
+
+        def counted(actor_id: Any) -> Any:
+            self.reads += 1
+            return read(actor_id)
+
+        _ray_compat.read_actor_table = counted
+
+    def look(self, handle: Any) -> Any:
+        """What was read so far, and whether this handle was new."""
+        return self.reads, actorsub.state(handle).value
+
+    def use(self, handle: Any) -> Any:
+        return ray.get(handle.echo.remote("used"), timeout=GET_S)
+
+    def call(self, handle: Any) -> Any:
+        return handle.echo.call("called").result(GET_S)
+
+    def listen(self, handle: Any) -> list[Any]:
+        actorsub.on_state_change(handle, lambda *change: self.told.append(change[2].value))
+        wait_until(lambda: self.told, GET_S)
+        return self.told
+
+    def keep(self, handle: Any) -> bool:
+        wait_until(lambda: actorsub.stats(handle)["watched"], GET_S)
+        return True
+
+
+@pytest.mark.parametrize("use", ["use", "call", "listen"])
+def test_a_received_handle_costs_no_look_until_it_is_used(target: Any, use: str) -> None:
+    receiver = ray.remote(num_cpus=0)(Receiver).remote(1000.0)
+    for _ in range(20):
+        assert get(receiver.look.remote(target)) == (0, "unknown")
+    expected = {"use": "used", "call": "called", "listen": ["alive"]}[use]
+    assert get(getattr(receiver, use).remote(target)) == expected
+    ray.kill(receiver)
+
+
+def test_a_received_handle_that_is_kept_is_watched(target: Any) -> None:
+    """Though nobody uses it, and also when the watcher has a time of its own to wake up at."""
+    receiver = ray.remote(num_cpus=0, max_concurrency=4)(Receiver).remote(0.05)
+    other = new_target("named")[0]
+    assert get([receiver.keep.remote(target), receiver.keep.remote(other)]) == [True, True]
+    ray.kill(receiver)
+    ray.kill(other)
+
+
 def is_running(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
