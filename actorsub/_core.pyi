@@ -77,6 +77,7 @@ class Actor:
     next_read_s: float
     read_interval_s: float
     reading: bool
+    unhurried: bool
     def __init__(self, *args: Any, **kwargs: Any) -> None: ...
     @property
     def ray_id(self) -> Any: ...

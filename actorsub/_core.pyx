@@ -408,6 +408,8 @@ cdef class Actor:
     cdef public double next_read_s
     cdef public double read_interval_s
     cdef public bint reading
+    # Known from received handles only that nobody has used yet: its first read may wait.
+    cdef public bint unhurried
     cdef object __weakref__
 
     def __init__(self, *args, **kwargs):

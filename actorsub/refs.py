@@ -79,7 +79,11 @@ class Outcome:
             hub.parties[self] = None
         if is_new:
             _ray_compat.on_completed(self.ref, hub.arrived)
-        if actor is not None and actor.losses() > self.mark:
+        if actor is None:
+            return
+        if actor.unhurried:
+            watcher.ensure().hurry(actor)
+        if actor.losses() > self.mark:
             # Lost before anybody waited; the watcher first looks whether the value came in time.
             watcher.ensure().nudge()
 

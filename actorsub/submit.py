@@ -110,6 +110,8 @@ def look(actor: _core.Actor) -> str:
     if actor.session is not _ray_compat.session_token():
         # Another session, or none: Ray's own error for such a handle is the right one.
         return "unknown"
+    if actor.unhurried:
+        watcher.ensure().hurry(actor)
     if actor.observe_ray():
         watcher.wake(actor)
         watcher.ensure().nudge()

@@ -134,6 +134,7 @@ def read_table(actor: _core.Actor) -> None:
     if actor.session is None or actor.session is not _ray_compat.session_token():
         return
     version, planned_s = actor.version, actor.next_read_s
+    actor.unhurried = False
     row = _ray_compat.read_actor_table(actor.ray_id)
     if row is None:
         return
@@ -199,6 +200,12 @@ class Watcher:
         """Looks at everything at that time (`_core.now_s`) at the latest."""
         if self._next_look_s > time_s:
             self.nudge()
+
+    def hurry(self, actor: _core.Actor) -> None:
+        """A handle that was received is used now, or somebody wants to hear of its actor."""
+        actor.unhurried = False
+        actor.next_read_s = _core.now_s()
+        self.nudge()
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -298,10 +305,8 @@ class Watcher:
         return None if next_s == _NEVER else max(next_s - end_s, 0.0)
 
     def _look_at(self, actor: _core.Actor, now_s: float) -> None:
-        was_unknown = actor.state_name == "unknown"
-        if actor.observe_ray() and not (was_unknown and actor.next_read_s > now_s and actor.state_name == "alive"):
-            # Ray's word comes without an incarnation and without a cause; the table has both. A handle that was only
-            # received waits for its time.
+        if actor.observe_ray() and not (actor.unhurried and actor.state_name == "alive"):
+            # Ray's word comes without an incarnation and without a cause; the table has both.
             actor.next_read_s = now_s
             actor.read_interval_s = MIN_READ_INTERVAL_S
         if actor.changes:

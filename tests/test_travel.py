@@ -8,6 +8,7 @@ import dataclasses
 import os
 import pickle
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,6 +39,9 @@ class Target:
 
     def pid(self) -> int:
         return os.getpid()
+
+    def pause(self, seconds: float) -> None:
+        time.sleep(seconds)
 
     def pair(self) -> tuple[int, int]:
         return 1, 2
@@ -391,6 +395,11 @@ class Receiver:
     def call(self, handle: Any) -> Any:
         return handle.echo.call("called").result(GET_S)
 
+    def wait(self, handle: Any) -> Any:
+        # Long enough that the wait begins before the answer is there.
+        actorsub.get(handle.pause.remote(0.5), timeout=GET_S)
+        return self.keep(handle)
+
     def listen(self, handle: Any) -> list[Any]:
         actorsub.on_state_change(handle, lambda *change: self.told.append(change[2].value))
         wait_until(lambda: self.told, GET_S)
@@ -408,6 +417,15 @@ def test_a_received_handle_costs_no_look_until_it_is_used(target: Any, use: str)
         assert get(receiver.look.remote(target)) == (0, "unknown")
     expected = {"use": "used", "call": "called", "listen": ["alive"]}[use]
     assert get(getattr(receiver, use).remote(target)) == expected
+    ray.kill(receiver)
+
+
+def test_a_received_handle_that_is_waited_on_is_watched(target: Any) -> None:
+    """Also where Ray knows the actor from earlier calls, so that the call needs no look."""
+    receiver = ray.remote(num_cpus=0)(Receiver).remote(1000.0)
+    assert get(receiver.use.remote(target)) == "used"
+    for _ in range(3):
+        assert get(receiver.wait.remote(target))
     ray.kill(receiver)
 
 
