@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 comma := ,
 
-.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions list-versions test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ $(VENV)-ray-%/.installed: $(VENV)/.wheel
 	@touch $@
 
 install-versions: $(RAY_STAMPS)
+
+list-versions:
+	@echo $(RAY_VERSIONS)
 
 test-versions: install-versions  ## The core of the tests on older Rays (RAY_VERSIONS), each in a virtual environment of its own
 	@for version in $(RAY_VERSIONS); do \
