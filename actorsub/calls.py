@@ -379,7 +379,7 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
     actor, policy, queue = line.actor, line.policy, line.queue
     running = watcher.ensure()
     if actor.unhurried:
-        running.hurry(actor)
+        watcher.hurry(actor)
     up = actor.takes_calls()
     if not up and actor.session is not _ray_compat.session_token():
         # Ray's own `.remote()` would start a new local cluster here, which nobody who makes a request asks for.

@@ -247,17 +247,16 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received:
     if actor.state_name == "unknown" and _ray_compat.is_original(handle):
         # Created a moment ago by this process: it cannot have been up before.
         actor.apply("table", "pending", 0, actor.version)
-    if received and actor.state_name == "unknown" and not actor.used and not actor.unhurried:
-        # Before anything else: the watcher may be looking.
-        actor.unhurried = True
-        actor.next_read_s = _core.now_s() + watcher.RECEIVED_READ_S
+    if actor.state_name == "unknown" and actor.next_read_s == 0.0:
+        # Nothing was planned yet. Before anything else, because the watcher may be looking.
+        actor.unhurried = received
+        actor.next_read_s = _core.now_s() + (watcher.RECEIVED_READ_S if received else 0.0)
     made = _make_handle(handle, actor, policy)
     running = watcher.ensure()
     if actor.unhurried and received:
         running.look_by(actor.next_read_s)
-    elif actor.unhurried:
-        running.hurry(actor)
     elif not actor.watched:
+        watcher.hurry(actor)
         running.nudge()
     return made
 
@@ -467,11 +466,8 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
         raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {fn!r}")
     registration = watcher.Registration(actor, fn)
     actor.listeners.append(registration)
-    running = watcher.ensure()
-    if actor.unhurried:
-        running.hurry(actor)
-    else:
-        running.nudge()
+    watcher.hurry(actor)
+    watcher.ensure().nudge()
     return registration.cancel
 
 

@@ -82,7 +82,7 @@ class Outcome:
         if actor is None:
             return
         if actor.unhurried:
-            watcher.ensure().hurry(actor)
+            watcher.hurry(actor)
         if actor.losses() > self.mark:
             # Lost before anybody waited; the watcher first looks whether the value came in time.
             watcher.ensure().nudge()

@@ -111,7 +111,7 @@ def look(actor: _core.Actor) -> str:
         # Another session, or none: Ray's own error for such a handle is the right one.
         return "unknown"
     if actor.unhurried:
-        watcher.ensure().hurry(actor)
+        watcher.hurry(actor)
     if actor.observe_ray():
         watcher.wake(actor)
         watcher.ensure().nudge()

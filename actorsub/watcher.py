@@ -152,9 +152,10 @@ def read_table(actor: _core.Actor) -> None:
             _ray_compat.local_process(row),
             not _ray_compat.uses_tls(),
         )
-        if actor.watched and actor.next_read_s == planned_s:
-            # This was the read that was planned, unless evidence that came meanwhile has planned another.
-            actor.next_read_s = 0.0
+    heard = actor.watched or actor.is_subscribed
+    if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
+        # This was the read that was planned, unless evidence that came meanwhile has planned another.
+        actor.next_read_s = 0.0
 
 
 def wake(actor: _core.Actor) -> None:
@@ -176,6 +177,8 @@ class Watcher:
         self._last_look_cost_s = 0.0
         # When this thread looks again by itself; never while it looks, because what is new may have been passed over.
         self._next_look_s = _NEVER
+        # Since the last look began. The wake-up itself may be swallowed: a look takes in events, too.
+        self._nudged = False
         # Used only where the sentinel could not be started, to block on.
         self._event = threading.Event()
         error = _core.start_sentinel()
@@ -193,6 +196,7 @@ class Watcher:
 
     def nudge(self) -> None:
         """Looks at everything now."""
+        self._nudged = True
         self._event.set()
         _core.wake_watcher()
 
@@ -200,12 +204,6 @@ class Watcher:
         """Looks at everything at that time (`_core.now_s`) at the latest."""
         if self._next_look_s > time_s:
             self.nudge()
-
-    def hurry(self, actor: _core.Actor) -> None:
-        """A handle that was received is used now, or somebody wants to hear of its actor."""
-        actor.unhurried = False
-        actor.next_read_s = _core.now_s()
-        self.nudge()
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -263,6 +261,8 @@ class Watcher:
 
     def _take_in(self, actor: _core.Actor, kind: str) -> None:
         """What the sentinel's slot change does not do by itself."""
+        # In the middle of a look this actor may have been passed already.
+        self._nudged = True
         actor.next_read_s = _core.now_s()
         actor.read_interval_s = MIN_READ_INTERVAL_S
         if kind == "exited":
@@ -272,6 +272,7 @@ class Watcher:
     def _look(self) -> float | None:
         """One look at every actor. Returns the pause until the next; None: until there is evidence or a nudge."""
         self._next_look_s = _NEVER
+        self._nudged = False
         begin_s = _core.now_s()
         begin_cost_s = time.thread_time()
         session = _ray_compat.session_token()
@@ -288,6 +289,9 @@ class Watcher:
                 self._look_at(actor, begin_s)
                 deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), users.calls.look_at_clock(actor))
                 tick_s = min(tick_s, self._next_look(actor, begin_s))
+                if actor.unhurried and actor.next_read_s > begin_s:
+                    # Promised, and only once: not stretched like a tick.
+                    deadline_s = min(deadline_s, actor.next_read_s)
             except Exception:
                 # One actor's trouble must not blind this process to all others.
                 logger.exception("looking at an actor failed")
@@ -302,6 +306,8 @@ class Watcher:
             # Looking again is cheap but not free; deadlines of calls in flight are kept all the same.
             tick_s = max(tick_s, end_s + repeated_s / MAX_TICK_SHARE)
         next_s = self._next_look_s = min(tick_s, deadline_s)
+        if self._nudged:
+            return 0.0
         return None if next_s == _NEVER else max(next_s - end_s, 0.0)
 
     def _look_at(self, actor: _core.Actor, now_s: float) -> None:
@@ -333,11 +339,12 @@ class Watcher:
         return read_s
 
     def _next_look_at_up(self, actor: _core.Actor, now_s: float) -> float:
-        if actor.next_read_s and now_s >= actor.next_read_s and self._background.request(actor):
+        if actor.next_read_s and now_s >= actor.next_read_s:
             # Once after each change; then the sentinel does the rest, or Ray's local state, or nothing does. Where a
             # read is under way already, its end nudges, and it is asked again then.
             unheard = not actor.watched and not actor.is_subscribed
-            actor.next_read_s = now_s + UNUSED_READ_INTERVAL_S if unheard else 0.0
+            if not self._request_planned(actor, now_s, UNUSED_READ_INTERVAL_S if unheard else None):
+                actor.next_read_s = now_s
         if actor.watched:
             return _NEVER
         if actor.is_subscribed:
@@ -347,13 +354,19 @@ class Watcher:
     def _read_again(self, actor: _core.Actor, now_s: float) -> float:
         """Reads the table when it is time. Returns when the next read is due."""
         if now_s >= actor.next_read_s:
-            self._background.request(actor)
-            interval_s = actor.read_interval_s or MIN_READ_INTERVAL_S
-            if _is_waited_for(actor):
-                interval_s = min(interval_s, 5 * MIN_READ_INTERVAL_S)
-            actor.next_read_s = now_s + interval_s
-            actor.read_interval_s = min(interval_s * 1.5, MAX_READ_INTERVAL_S)
+            self._request_planned(actor, now_s)
         return actor.next_read_s
+
+    def _request_planned(self, actor: _core.Actor, now_s: float, again_s: float | None = None) -> bool:
+        """Asks for a read and plans the next, should this one fail or not be enough. False: one is under way."""
+        if again_s is None:
+            again_s = actor.read_interval_s or MIN_READ_INTERVAL_S
+            if _is_waited_for(actor):
+                again_s = min(again_s, 5 * MIN_READ_INTERVAL_S)
+            actor.read_interval_s = min(again_s * 1.5, MAX_READ_INTERVAL_S)
+        # Before it is asked for: `read_table` takes away what was planned when it began.
+        actor.next_read_s = now_s + again_s
+        return self._background.request(actor)
 
     def _fail_lost(self, actor: _core.Actor, now_s: float) -> float:
         """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
@@ -487,6 +500,14 @@ def ensure() -> Watcher:
             if watcher is None:
                 watcher = _watcher = Watcher()
     return watcher
+
+
+def hurry(actor: _core.Actor) -> None:
+    """A handle that was received is used now, or somebody wants to hear of its actor."""
+    if actor.unhurried and not (_exiting or actor.is_over or actor.is_inherited):
+        actor.unhurried = False
+        actor.next_read_s = _core.now_s()
+        ensure().nudge()
 
 
 def shutdown() -> None:

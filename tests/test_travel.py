@@ -10,6 +10,7 @@ import pickle
 import signal
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,7 @@ from helpers import RAY_ARGS, wait_until
 from ray import cloudpickle
 
 import actorsub
+from actorsub import _ray_compat, watcher
 
 GET_S = 60
 OPTIONS: dict[str, Any] = {"on_unavailable": "raise", "on_pending": "wait", "timeout_s": 60.0}
@@ -372,8 +374,6 @@ class Receiver:
     """A process that counts its reads of the actor table."""
 
     def __init__(self, received_read_s: float) -> None:
-        from actorsub import _ray_compat, watcher
-
         watcher.RECEIVED_READ_S = received_read_s
         self.reads = 0
         self.told: list[Any] = []
@@ -436,6 +436,60 @@ def test_a_received_handle_that_is_kept_is_watched(target: Any) -> None:
     assert get([receiver.keep.remote(target), receiver.keep.remote(other)]) == [True, True]
     ray.kill(receiver)
     ray.kill(other)
+
+
+def used_before() -> tuple[Any, bytes]:
+    """A wrapped handle of a new actor that Ray in this process knows as up, and the same pickled."""
+    plain = ray.remote(num_cpus=0)(Target).remote()
+    get(plain.pid.remote())
+    wrapped = actorsub.wrap(plain)
+    wait_until(lambda: actorsub.stats(wrapped)["watched"], GET_S)
+    return wrapped, pickle.dumps(wrapped)
+
+
+def test_a_handle_received_in_the_middle_of_a_look_is_watched(_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look has passed over it, and takes in the wake-up that comes with it."""
+    first, _ = used_before()
+    second, pickled = used_before()
+    record = weakref.ref(second._actorsub_actor)
+    # The actor lives on.
+    keep = second._actorsub_inner
+    del second
+    wait_until(lambda: record() is None, GET_S)
+    received: list[Any] = []
+    look_at = watcher.Watcher._look_at
+
+    def look_and_receive(self: Any, actor: Any, now_s: float) -> None:
+        if actor is first._actorsub_actor and any(not one.greeted for one in actor.listeners) and not received:
+            received.append(pickle.loads(pickled))
+        look_at(self, actor, now_s)
+
+    monkeypatch.setattr(watcher.Watcher, "_look_at", look_and_receive)
+    actorsub.on_state_change(first, lambda *change: None)
+    wait_until(lambda: received and actorsub.stats(received[0])["watched"], GET_S)
+    ray.kill(first)
+    ray.kill(keep)
+
+
+def test_a_read_that_fails_is_made_again(_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where Ray says by itself that the actor is up, so that nothing else asks for the read."""
+    plain = ray.remote(num_cpus=0)(Target).remote()
+    get(plain.pid.remote())
+    read = _ray_compat.read_actor_table
+    failures = iter([RuntimeError("the control store is away"), None])
+
+    def failing_at_first(actor_id: Any) -> Any:
+        for failure in failures:
+            if failure is not None:
+                raise failure
+            return None
+        return read(actor_id)
+
+    monkeypatch.setattr(_ray_compat, "read_actor_table", failing_at_first)
+    wrapped = actorsub.wrap(plain)
+    wait_until(lambda: actorsub.stats(wrapped)["watched"], GET_S)
+    assert next(failures, "none left") == "none left"
+    ray.kill(plain)
 
 
 def is_running(pid: int) -> bool:
