@@ -44,7 +44,10 @@ ROWS = [
     *(("other", shape) for shape in OTHERS),
     ("alone", "attribute h.ping"),
 ]
-WITH_CORE = SHAPES[:4]
+CASES = [
+    *((way, shape, name) for way, shape in ROWS for name in ("plain", "wrapped")),
+    *(("alone", shape, "core") for shape in SHAPES[:4]),
+]
 
 
 @pytest.fixture(scope="module")
@@ -52,26 +55,8 @@ def samples(measure: Callable[..., dict[str, Any]]) -> dict[str, dict[str, dict[
     return measure("submit", timeout_s=200)["samples"]
 
 
-@pytest.mark.parametrize("name", ["plain", "wrapped"])
-@pytest.mark.parametrize(("way", "shape"), ROWS, ids=lambda part: part)
+@pytest.mark.parametrize(("way", "shape", "name"), CASES, ids=lambda part: part)
 def test_submit(
-    samples: dict[str, dict[str, dict[str, list[float]]]],
-    way: str,
-    shape: str,
-    name: str,
-    record: Callable[..., None],
-) -> None:
-    hand_over(samples, way, shape, name, record)
-
-
-@pytest.mark.parametrize("shape", WITH_CORE)
-def test_core_alone(
-    samples: dict[str, dict[str, dict[str, list[float]]]], shape: str, record: Callable[..., None]
-) -> None:
-    hand_over(samples, "alone", shape, "core", record)
-
-
-def hand_over(
     samples: dict[str, dict[str, dict[str, list[float]]]],
     way: str,
     shape: str,
