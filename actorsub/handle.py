@@ -202,8 +202,7 @@ def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
 
 def _rebuild(serialized: bytes, weak_ref: bool, changes: dict[str, Any]) -> ActorHandle:
     handle = _ray_compat.deserialize_handle(serialized, weak_ref)
-    policy = DEFAULT_POLICY.replace(**changes) if changes else DEFAULT_POLICY
-    return wrap_with_policy(handle, policy, received=True)
+    return wrap_with_policy(handle, DEFAULT_POLICY.replace(**changes), received=True)
 
 
 def _make_handle(inner: ray.actor.ActorHandle, actor: _core.Actor, policy: Policy) -> ActorHandle:

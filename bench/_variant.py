@@ -272,6 +272,7 @@ def state() -> dict[str, Any]:
     return {"samples": found}
 
 
+KILOBYTE = "x" * 1000
 # What a call looks like -> function of the handle that makes it. One expression each, as a user writes it.
 CALLS: dict[str, Callable[[Any], Any]] = {
     "no arguments": lambda handle: handle.ping.remote(),
@@ -284,7 +285,7 @@ PARTS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
     "no arguments": ("ping", (), {}),
     "one positional": ("echo", (1,), {}),
     "two, one by keyword": ("echo", (1,), {"y": 2}),
-    "a string of 1 kB": ("echo", ("x" * 1000,), {}),
+    "a string of 1 kB": ("echo", (KILOBYTE,), {}),
 }
 # Others, which must not cost more than they do through the plain handle. A ref as argument is added by `submit`.
 OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
@@ -298,7 +299,6 @@ OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
     "no return value": lambda handle: handle.ping.options(num_returns=0).remote(),
     "a generator": lambda handle: handle.stream.remote(),
 }
-KILOBYTE = "x" * 1000
 MEGABYTE = b"x" * 1_000_000
 FLOATS = [float(number) for number in range(100)]
 
