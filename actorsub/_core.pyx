@@ -949,7 +949,13 @@ def early_of(plain, Actor actor, unsigned int mark):
         if can_relabel:
             actorsub_relabel(<PyObject*>plain, <PyTypeObject*>early_ref)
         else:
-            ref = early_ref(plain.binary(), plain.owner_address(), plain.call_site())
+            try:
+                ref = early_ref(plain.binary(), plain.owner_address(), plain.call_site())
+            except Exception:
+                if ray_core_worker() is not None:
+                    raise
+                # The connection ended after the call was sent: there is nothing to be failed early any more.
+                return plain
     elif ref_notes.count(<PyObject*>ref):
         return ref
     note.actor = <PyObject*>actor

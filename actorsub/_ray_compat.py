@@ -272,7 +272,7 @@ def session_token() -> Any:
 
 # Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not be
 # inside it then. They hold this lock around each call that may leave the GIL, and `disconnect`, the first step of a
-# shutdown, waits for it.
+# shutdown, waits for it. What only lets go of a ref is no call that anybody could guard: see `_EndingCore`.
 _core_lock = threading.Lock()
 
 #: Functions to call before a connection ends, and when it has ended.
@@ -280,11 +280,41 @@ before_disconnect: list[Callable[[], object]] = []
 after_disconnect: list[Callable[[], object]] = []
 
 
+class _EndingCore:
+    """Stands for Ray's core from the end of a connection until `ray.shutdown()` takes it out of the worker.
+
+    Letting go of a ref calls the core, on whatever thread that happens, the garbage collector's too; while
+    `shutdown_driver` is under way that would end the process with exit code 1. A core that ends has no need to hear of
+    it, and once it is taken out Ray itself does not tell it any more.
+    """
+
+    _LETS_GO = frozenset(
+        ("remove_object_ref_reference", "remove_actor_handle_reference", "async_delete_object_ref_stream")
+    )
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self._is_over = False
+
+    def __getattr__(self, name: str) -> Any:
+        if not self._is_over:
+            return getattr(self._core, name)
+        if name in self._LETS_GO:
+            return lambda *_: None
+        raise AttributeError(f"{name}: the connection to Ray has ended")
+
+    def shutdown_driver(self) -> None:
+        self._is_over = True
+        self._core.shutdown_driver()
+
+
 def _hook_disconnect() -> bool | None:
     worker: Any = importlib.import_module("ray._private.worker")
     original = worker.disconnect
-    if "disconnect(" not in inspect.getsource(worker.shutdown):
+    source = inspect.getsource(worker.shutdown)
+    if "disconnect(" not in source:
         return None
+    ends_core = "global_worker.core_worker.shutdown_driver()" in source and "del global_worker.core_worker" in source
 
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:
@@ -292,6 +322,8 @@ def _hook_disconnect() -> bool | None:
             function()
         with _core_lock:
             result = original(*args, **kwargs)
+        if ends_core and is_ending():
+            global_worker.core_worker = _EndingCore(global_worker.core_worker)
         for function in after_disconnect:
             function()
         return result

@@ -34,6 +34,9 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
         raise RuntimeError(PARENT)
     if _ray_compat.is_ending():
         raise errors.refusal(actor, "The connection to Ray is ending.")
+    if watcher.is_exiting() and _ray_compat.session_token() is None:
+        # Not Ray's to answer: from a thread that lives on, it would start a new cluster in an interpreter that ends.
+        raise errors.refusal(actor, "The connection to Ray has ended, and the interpreter ends.")
     error, mark = admit(actor, method._actorsub_policy)
     if error is None:
         result = method._actorsub_submit(mark, args, kwargs)

@@ -399,6 +399,51 @@ ray.shutdown()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Refs that are let go of while Ray ends.
+
+
+def test_letting_go_while_ray_ends() -> None:
+    """Plain Ray ends the process with exit code 1 when a thread lets go of a ref in the middle of `ray.shutdown()`.
+
+    Threads of this library let go of the refs of those who call, so with it this must be safe on every thread.
+    """
+    output = run_script(
+        """
+class Here:
+    def echo(self, value): return value
+    def stream(self): yield 0
+worker = ray._private.worker.global_worker
+ray.init(**RAY_ARGS)
+handle = actorsub.remote(num_cpus=0)(Here).remote()
+kept = []
+for i in range(1_000):
+    kept += [handle.stream.remote(), *(ray.put(j) for j in range(3))]
+ray.get(handle.echo.remote(1))
+before = len(kept)
+def let_go():
+    # On several threads, of which one may stand in the call that ends Ray's core.
+    while worker._is_connected: time.sleep(0.00005)
+    while kept and hasattr(worker, "core_worker"):
+        kept.pop()
+        time.sleep(0.0002)
+    counts.append(before - len(kept))
+counts = []
+threads = [threading.Thread(target=let_go) for _ in range(2)]
+for thread in threads: thread.start()
+ray.shutdown()
+for thread in threads: thread.join()
+assert min(counts) > 10, "nothing was let go of in time"
+ray.init(**RAY_ARGS)
+again = actorsub.remote(num_cpus=0)(Here).remote()
+kept.clear()
+print(ray.get(again.echo.remote(5)))
+""",
+        own_cluster=True,
+    )
+    assert output.strip() == "5"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Interpreter exit.
 
 EXITS = {
@@ -554,3 +599,28 @@ def test_interpreter_exit(ray_local: None, situation: str, tmp_path: pathlib.Pat
 def test_interpreter_exit_that_also_ends_the_cluster(tmp_path: pathlib.Path) -> None:
     """Then everything that a background thread could ask is gone too."""
     run_script(EXITS["right after a kill"], str(tmp_path), own_cluster=True)
+
+
+def test_interpreter_exit_starts_no_new_ray() -> None:
+    """A daemon thread that calls on while the interpreter ends: plain Ray starts a new cluster for it."""
+    run_script(
+        """
+ray.init(**RAY_ARGS)
+handle = actorsub.remote(num_cpus=0, on_unavailable="raise")(Worker).remote(tempfile.mkdtemp())
+ray.get(handle.pid.remote())
+ray.init = lambda *args, **kwargs: os.write(2, b"Traceback: a new Ray")
+def call():
+    while True:
+        try:
+            handle.pid.remote()
+        except actorsub.ActorUnavailableError:
+            pass
+        # Thousands of calls under way when it ends are more than Ray's core bears.
+        time.sleep(0.001)
+for _ in range(2):
+    threading.Thread(target=call, daemon=True).start()
+time.sleep(0.05)
+""",
+        own_cluster=True,
+        auto_connect=True,
+    )
