@@ -283,13 +283,19 @@ after_disconnect: list[Callable[[], object]] = []
 class _EndingCore:
     """Stands for Ray's core from the end of a connection until `ray.shutdown()` takes it out of the worker.
 
-    Letting go of a ref calls the core, on whatever thread that happens, the garbage collector's too; while
-    `shutdown_driver` is under way that would end the process with exit code 1. A core that ends has no need to hear of
-    it, and once it is taken out Ray itself does not tell it any more.
+    Making and letting go of refs calls the core, on whatever thread that happens, the garbage collector's too; once
+    `shutdown_driver` has ended the core, that would end the process with exit code 1. A core that ends need not count
+    any more, and after it was taken out Ray itself does not tell it either. All else is passed on: callbacks of Ray's
+    that tell of calls under way run in there.
     """
 
-    _LETS_GO = frozenset(
-        ("remove_object_ref_reference", "remove_actor_handle_reference", "async_delete_object_ref_stream")
+    _COUNTS = frozenset(
+        (
+            "add_object_ref_reference",
+            "remove_object_ref_reference",
+            "remove_actor_handle_reference",
+            "async_delete_object_ref_stream",
+        )
     )
 
     def __init__(self, core: Any) -> None:
@@ -297,11 +303,9 @@ class _EndingCore:
         self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
-        if not self._is_over:
-            return getattr(self._core, name)
-        if name in self._LETS_GO:
+        if self._is_over and name in self._COUNTS:
             return lambda *_: None
-        raise AttributeError(f"{name}: the connection to Ray has ended")
+        return getattr(self._core, name)
 
     def shutdown_driver(self) -> None:
         self._is_over = True
@@ -315,6 +319,10 @@ def _hook_disconnect() -> bool | None:
     if "disconnect(" not in source:
         return None
     ends_core = "global_worker.core_worker.shutdown_driver()" in source and "del global_worker.core_worker" in source
+    if not ends_core:
+        _missing["end of the core"] = (
+            "a ref that is let go of during ray.shutdown() ends the process, as it does without"
+        )
 
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:

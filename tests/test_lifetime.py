@@ -450,7 +450,8 @@ EXITS = {
     # Handles alive as globals; no shutdown of any kind.
     "handles alive": """
 ray.init(**RAY_ARGS)
-handles = [actorsub.remote(num_cpus=0, on_unavailable="raise")(Worker).remote(sys.argv[1]) for _ in range(2)]
+directories = [tempfile.mkdtemp(dir=sys.argv[1]) for _ in range(2)]
+handles = [actorsub.remote(num_cpus=0, on_unavailable="raise")(Worker).remote(one) for one in directories]
 method = handles[0].echo
 options = handles[0].echo.options(timeout_s=1)
 assert ray.get(method.remote(1)) == 1
