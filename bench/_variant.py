@@ -299,6 +299,7 @@ OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
     "no return value": lambda handle: handle.ping.options(num_returns=0).remote(),
     "a generator": lambda handle: handle.stream.remote(),
 }
+LET_GO = "letting go of the ref"
 MEGABYTE = b"x" * 1_000_000
 FLOATS = [float(number) for number in range(100)]
 
@@ -313,8 +314,11 @@ def core_alone(wrapped: Any, shape: str) -> Callable[[], Any]:
     return functools.partial(submit, *arguments[:place], flat, *arguments[place + 1 :])
 
 
-def submissions(ends: list[tuple[str, Callable[[], Any]]], behind: Any, count: int, alone: bool) -> dict[str, float]:
-    """Nanoseconds for one submission through each of the ends, call by call in turns: medians over `count` calls each.
+def submissions(
+    ends: list[tuple[str, Callable[[], Any]]], behind: Any, count: int, alone: bool
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Nanoseconds for one submission through each of the ends, call by call in turns, and, where they are `alone`, for
+    letting go of what it returned: medians over `count` calls each.
 
     Medians of single calls, since a thread that is descheduled in the middle of one call would spoil the mean of a
     whole batch. The answers are waited for outside of the measurement: `alone` each before the next call, else all at
@@ -322,6 +326,7 @@ def submissions(ends: list[tuple[str, Callable[[], Any]]], behind: Any, count: i
     """
     refs = []
     taken: dict[str, list[int]] = {name: [] for name, _ in ends}
+    let_go: dict[str, list[int]] = {name: [] for name, _ in ends} if alone else {}
     for i in range(count):
         # Each end comes at each place equally often.
         first = i % len(ends)
@@ -335,8 +340,17 @@ def submissions(ends: list[tuple[str, Callable[[], Any]]], behind: Any, count: i
                 ray.get(list(ref))
             else:
                 ray.get(behind.ping.remote() if ref is None else ref)
+            if alone:
+                # Not in the time of the next call, which would pay for another end's ref.
+                begin = now_ns()
+                ref = None
+                let_go[name].append(now_ns() - begin)
     ray.get(refs)
-    return {name: statistics.median(values) for name, values in taken.items()}
+    return medians(taken), medians(let_go)
+
+
+def medians(lists: dict[str, list[int]]) -> dict[str, float]:
+    return {name: statistics.median(values) for name, values in lists.items()}
 
 
 def submit() -> dict[str, Any]:
@@ -366,12 +380,16 @@ def submit() -> dict[str, Any]:
         for turn in range(100):
             for shape, ends in shapes.items():
                 floor = [("core", core_alone(wrapped, shape))] if shape in PARTS else []
-                for name, value in submissions(ends + floor, plain, 30, alone=True).items():
+                taken, let_go = submissions(ends + floor, plain, 30, alone=True)
+                for name, value in taken.items():
                     add("alone", shape, name, value)
-                for name, value in submissions(ends, plain, 30, alone=False).items():
+                if shape == "no arguments":
+                    for name, value in let_go.items():
+                        add("alone", LET_GO, name, value)
+                for name, value in submissions(ends, plain, 30, alone=False)[0].items():
                     add("burst", shape, name, value)
             for shape, ends in others.items():
-                for name, value in submissions(ends, plain, 10, alone=True).items():
+                for name, value in submissions(ends, plain, 10, alone=True)[0].items():
                     add("other", shape, name, value)
             for name, handle in handles if turn % 2 else handles[::-1]:
                 add("alone", "attribute h.ping", name, accesses(handle, 1000))

@@ -43,6 +43,7 @@ ROWS = [
     *((way, shape) for way in ("alone", "burst") for shape in SHAPES),
     *(("other", shape) for shape in OTHERS),
     ("alone", "attribute h.ping"),
+    ("alone", "letting go of the ref"),
 ]
 CASES = [
     *((way, shape, name) for way, shape in ROWS for name in ("plain", "wrapped")),
