@@ -281,12 +281,12 @@ after_disconnect: list[Callable[[], object]] = []
 
 
 class _EndingCore:
-    """Stands for Ray's core from the end of a connection until `ray.shutdown()` takes it out of the worker.
+    """Stands for the core of a driver from the end of its connection until `ray.shutdown()` takes it out of the worker.
 
-    Making and letting go of refs calls the core, on whatever thread that happens, the garbage collector's too; once
-    `shutdown_driver` has ended the core, that would end the process with exit code 1. A core that ends need not count
-    any more, and after it was taken out Ray itself does not tell it either. All else is passed on: callbacks of Ray's
-    that tell of calls under way run in there.
+    Making and letting go of refs calls the core, on whatever thread that happens, the garbage collector's too; once the
+    core has ended, that would end the process with exit code 1. A core that is about to end need not count any more,
+    and after it was taken out Ray itself does not tell it either. All else is passed on: callbacks of Ray's that tell of
+    calls under way run in there.
     """
 
     _COUNTS = frozenset(
@@ -300,16 +300,13 @@ class _EndingCore:
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        self._is_over = False
 
     def __getattr__(self, name: str) -> Any:
-        if self._is_over and name in self._COUNTS:
-            return lambda *_: None
-        return getattr(self._core, name)
+        return _count_nothing if name in self._COUNTS else getattr(self._core, name)
 
-    def shutdown_driver(self) -> None:
-        self._is_over = True
-        self._core.shutdown_driver()
+
+def _count_nothing(*_: Any) -> None:
+    pass
 
 
 def _hook_disconnect() -> bool | None:
@@ -330,7 +327,7 @@ def _hook_disconnect() -> bool | None:
             function()
         with _core_lock:
             result = original(*args, **kwargs)
-        if ends_core and is_ending():
+        if ends_core and is_ending() and global_worker.mode == worker.SCRIPT_MODE:
             global_worker.core_worker = _EndingCore(global_worker.core_worker)
         for function in after_disconnect:
             function()

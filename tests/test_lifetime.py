@@ -4,9 +4,11 @@ the interpreter ends whatever state it is left in. What could hang or kill the p
 from __future__ import annotations
 
 import gc
+import importlib
 import pathlib
 import sys
 import threading
+import types
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -403,7 +405,7 @@ ray.shutdown()
 
 
 def test_letting_go_while_ray_ends() -> None:
-    """Plain Ray ends the process with exit code 1 when a thread lets go of a ref in the middle of `ray.shutdown()`.
+    """Plain Ray ends the process with exit code 1 when a thread makes or lets go of a ref during `ray.shutdown()`.
 
     Threads of this library let go of the refs of those who call, so with it this must be safe on every thread.
     """
@@ -425,6 +427,7 @@ def let_go():
     while worker._is_connected: time.sleep(0.00005)
     while kept and hasattr(worker, "core_worker"):
         kept.pop()
+        ray.ObjectRef(os.urandom(28))
         time.sleep(0.0002)
     counts.append(before - len(kept))
 counts = []
@@ -441,6 +444,24 @@ print(ray.get(again.echo.remote(5)))
         own_cluster=True,
     )
     assert output.strip() == "5"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "add_object_ref_reference",
+        "remove_object_ref_reference",
+        "remove_actor_handle_reference",
+        "async_delete_object_ref_stream",
+        "get_current_job_id",
+    ],
+)
+def test_a_core_that_ends_only_leaves_out_counting(name: str) -> None:
+    assert hasattr(importlib.import_module("ray._raylet").CoreWorker, name)
+    asked = []
+    core = types.SimpleNamespace(**{name: lambda *arguments: asked.append(arguments)})
+    getattr(_ray_compat._EndingCore(core), name)("argument")
+    assert asked == ([("argument",)] if name == "get_current_job_id" else [])
 
 
 # ---------------------------------------------------------------------------------------------------------------------
