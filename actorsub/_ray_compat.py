@@ -15,6 +15,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -275,6 +276,9 @@ def session_token() -> Any:
 # shutdown, waits for it. What only lets go of a ref is no call that anybody could guard: see `_EndingCore`.
 _core_lock = threading.Lock()
 
+#: How long the threads that are counting a ref are given to leave Ray's core before it ends.
+LEAVE_CORE_S = 0.01
+
 #: Functions to call before a connection ends, and when it has ended.
 before_disconnect: list[Callable[[], object]] = []
 after_disconnect: list[Callable[[], object]] = []
@@ -285,8 +289,8 @@ class _EndingCore:
 
     Making and letting go of refs calls the core, on whatever thread that happens, the garbage collector's too; once the
     core has ended, that would end the process with exit code 1. A core that is about to end need not count any more,
-    and after it was taken out Ray itself does not tell it either. All else is passed on: callbacks of Ray's that tell of
-    calls under way run in there.
+    and after it was taken out Ray itself does not tell it either. All else is passed on: Ray's callbacks, which tell of
+    calls under way, run in there.
     """
 
     _COUNTS = frozenset(
@@ -329,6 +333,9 @@ def _hook_disconnect() -> bool | None:
             result = original(*args, **kwargs)
         if ends_core and is_ending() and global_worker.mode == worker.SCRIPT_MODE:
             global_worker.core_worker = _EndingCore(global_worker.core_worker)
+            # Nothing tells when the last thread has left the core that had entered it before. They take a microsecond,
+            # and on a busy machine their turn on a processor.
+            time.sleep(LEAVE_CORE_S)
         for function in after_disconnect:
             function()
         return result
