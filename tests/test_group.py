@@ -861,15 +861,16 @@ def test_a_member_that_fails_is_ejected_and_returns_by_one_probe(trio: Pool, kin
     assert counted(group, "ejected") == 1
     failed = group.stats()["failed"]["RayTaskError"]
     assert failed == 2, "not one call more than it takes"
-    # All others take over.
+    # All others take over. On a busy machine this takes longer than the ejection: what reaches it then is a probe.
     assert [outcome(group.fail.call("b")) for _ in range(10)].count("b") == 0
-    assert group.stats()["failed"]["RayTaskError"] == failed
+    probes = counted(group, "probes")
+    assert group.stats()["failed"]["RayTaskError"] == failed + probes
     wait_until(lambda: outcome(group.who.call()) == "b")
-    assert health() == "healthy" and counted(group, "probes") == 1
+    assert health() == "healthy" and counted(group, "probes") == probes + 1
     # A failed probe leaves it out again.
     wait_until(provoke)
     before = group.stats()["failed"]["RayTaskError"]
-    wait_until(lambda: outcome(group.fail.call("b")) is None or counted(group, "probes") == 2)
+    wait_until(lambda: outcome(group.fail.call("b")) is None or counted(group, "probes") == probes + 2)
     assert group.stats()["failed"]["RayTaskError"] == before + 1
     assert health() == "ejected" and counted(group, "ejections") >= 3
 
