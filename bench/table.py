@@ -152,7 +152,9 @@ def budgets(results: Results) -> Table:
     add("state(h)", ours and duration(value), f"<= {duration(STATE_NS)}", value <= STATE_NS)
     for ours in results.all(key="wrapped", way="alone"):
         extra = ours["extra_info"]
-        if not extra["shape"].startswith("attribute"):
+        if extra["shape"].startswith("letting go"):
+            add(f"{extra['shape']} against plain", interval(extra), f"<= {OTHER_RATIO}", extra["ratio"] <= OTHER_RATIO)
+        elif not extra["shape"].startswith("attribute"):
             met = extra["ratio"] <= SUBMIT_RATIO
             add(f".remote() against plain, {extra['shape']}", interval(extra), f"<= {SUBMIT_RATIO}", met)
     for ours in results.all(key="wrapped", way="other"):
