@@ -299,7 +299,6 @@ OTHER_CALLS: dict[str, Callable[[Any], Any]] = {
     "no return value": lambda handle: handle.ping.options(num_returns=0).remote(),
     "a generator": lambda handle: handle.stream.remote(),
 }
-LET_GO = "letting go of the ref"
 MEGABYTE = b"x" * 1_000_000
 FLOATS = [float(number) for number in range(100)]
 
@@ -385,7 +384,7 @@ def submit() -> dict[str, Any]:
                     add("alone", shape, name, value)
                 if shape == "no arguments":
                     for name, value in let_go.items():
-                        add("alone", LET_GO, name, value)
+                        add("alone", "letting go of the ref", name, value)
                 for name, value in submissions(ends, plain, 30, alone=False)[0].items():
                     add("burst", shape, name, value)
             for shape, ends in others.items():
