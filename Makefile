@@ -12,7 +12,7 @@ DEMO_ARGS ?=
 
 BIN := $(VENV)/bin
 CORE_SOURCES := $(wildcard csrc/*.h csrc/*.cc actorsub/_cpp/*.pxd actorsub/*.pyx)
-SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildcard actorsub/*.py actorsub/*.pyi)
+SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildcard actorsub/*.py actorsub/*.pyi actorsub/*/*.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 comma := ,

@@ -51,7 +51,11 @@ from typing import Any
 
 import psutil
 
-from actorsub import _demo
+from actorsub._demo.child import child_environment
+from actorsub._demo.figures import format_duration, percentile
+from actorsub._demo.processes import Descendants
+from actorsub._demo.schedule import plan_arrivals
+from actorsub._demo.settings import MODES, TUNING_VARIABLE
 
 HERE = pathlib.Path(__file__).parent
 
@@ -89,7 +93,7 @@ class Variant:
 
 VARIANTS = (
     Variant("stock", "retry loop, stock Ray", "#D55E00", tells_capacity=True),
-    Variant("tuned", "retry loop, tuned Ray", "#0072B2", environment={_demo.TUNING_VARIABLE: "0"}),
+    Variant("tuned", "retry loop, tuned Ray", "#0072B2", environment={TUNING_VARIABLE: "0"}),
     Variant("ray-retries", "max_task_retries=-1", "#CC79A7", max_task_retries=-1),
     Variant(
         "serve",
@@ -540,7 +544,7 @@ async def run_child(task: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = {"capacity": await capacity(ask)}
     else:
         seconds = FIRST_KILL_S + task["rounds"] * task["period_s"]
-        arrivals = _demo.plan_arrivals(task["seed"], seconds, task["rate"])
+        arrivals = plan_arrivals(task["seed"], seconds, task["rate"])
         fresh_s = max(0.5, 30 / task["rate"])
         result = {}
         for name in ("quiet", "kills"):
@@ -570,13 +574,13 @@ def child_main(text: str) -> None:
 
 def measure(variant: Variant, what: str, **task: Any) -> dict[str, Any]:
     """Runs a child; no process of it is left when this returns or raises."""
-    environment = _demo._child_environment(_demo.MODES[0])
+    environment = child_environment(MODES[0])
     environment |= {"RAY_AUTH_MODE": "disabled"} | variant.environment
     # The package that this process would import, be it installed or built in place.
     package = pathlib.Path(importlib.util.find_spec("actorsub").origin).parent
     paths = [str(package.parent), *filter(None, [environment.get("PYTHONPATH")])]
     environment["PYTHONPATH"] = os.pathsep.join(paths)
-    descendants = _demo.Descendants()
+    descendants = Descendants()
     limit_s = 150 + 2 * (FIRST_KILL_S + task.get("rounds", 0) * task.get("period_s", 0) + DRAIN_S)
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as log:
         output = pathlib.Path(directory) / "result.json"
@@ -627,9 +631,9 @@ def summarize(run: dict[str, Any]) -> Row:
     good = sum(ok and latency <= GOOD_S for ok, latency in zip(run["ok"], run["latency_s"], strict=True))
     return Row(
         requests=count,
-        p50_s=_demo.percentile(ordered, 0.5) or 0.0,
-        p99_s=_demo.percentile(ordered, 0.99) or 0.0,
-        p999_s=_demo.percentile(ordered, 0.999) or 0.0,
+        p50_s=percentile(ordered, 0.5) or 0.0,
+        p99_s=percentile(ordered, 0.99) or 0.0,
+        p999_s=percentile(ordered, 0.999) or 0.0,
         worst_s=ordered[-1],
         failed=run["ok"].count(False),
         client_retries=run["client_retries"],
@@ -658,19 +662,17 @@ HEADER = ["p50", "p99", "p99.9", "worst", "failed", "sent again by client", "goo
 
 
 def cells(row: Row) -> list[str]:
-    duration = _demo.format_duration
     return [
-        *(duration(value) for value in (row.p50_s, row.p99_s, row.p999_s, row.worst_s)),
+        *(format_duration(value) for value in (row.p50_s, row.p99_s, row.p999_s, row.worst_s)),
         str(row.failed),
         str(row.client_retries),
         f"{row.goodput:.1f}",
-        duration(row.front_cpu_s),
-        duration(row.all_cpu_s),
+        format_duration(row.front_cpu_s),
+        format_duration(row.all_cpu_s),
     ]
 
 
 def report(data: dict[str, Any]) -> str:
-    duration = _demo.format_duration
     labels = {variant.name: variant.label for variant in VARIANTS}
     summaries = {
         name: {which: summarize(run) for which, run in runs.items()} for name, runs in data["variants"].items()
@@ -696,7 +698,7 @@ def report(data: dict[str, Any]) -> str:
         more_s = kills.worst_s - quiet.worst_s
         sign = "-" if more_s < 0 else ""
         done = str(kills.kills) + (f" ({kills.kills_missed} left out)" if kills.kills_missed else "")
-        rows.append([labels[name], done, f"{kills.p99_s / quiet.p99_s:.2f} x", sign + duration(abs(more_s))])
+        rows.append([labels[name], done, f"{kills.p99_s / quiet.p99_s:.2f} x", sign + format_duration(abs(more_s))])
     parts += ["### What the kills cost", table(rows)]
     for name, runs in data["variants"].items():
         for which, run in runs.items():
@@ -733,7 +735,7 @@ def draw(data: dict[str, Any], path: pathlib.Path) -> None:
         if failed:
             axis.scatter(*zip(*failed, strict=True), s=22, color="black", marker="x", linewidths=1)
         axis.axhline(summarize(quiet).p99_s * 1e3, color="0.4", linewidth=0.8, linestyle="--")
-        text = f"{variant.label}: {len(failed)} failed, worst {_demo.format_duration(summarize(run).worst_s)}"
+        text = f"{variant.label}: {len(failed)} failed, worst {format_duration(summarize(run).worst_s)}"
         axis.set_title(text, fontsize=9, loc="left", pad=2)
         axis.set_yscale("log")
         axis.grid(axis="y", alpha=0.25)

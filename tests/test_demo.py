@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import math
 import os
@@ -18,7 +19,9 @@ import psutil
 import pytest
 
 from actorsub import __main__, _demo
-from actorsub._demo import Attempt, Kill, ModeRun, Request
+from actorsub._demo import figures, schedule, service, settings
+from actorsub._demo.records import Attempt, ModeRun, Request
+from actorsub._demo.schedule import Kill
 
 COMMAND = [sys.executable, "-m", "actorsub", "demo"]
 
@@ -27,17 +30,17 @@ COMMAND = [sys.executable, "-m", "actorsub", "demo"]
 
 
 def test_same_seed_same_schedule() -> None:
-    assert _demo.plan_arrivals(7, 10, 50) == _demo.plan_arrivals(7, 10, 50)
-    assert _demo.plan_kills(7, 60, 3) == _demo.plan_kills(7, 60, 3)
+    assert schedule.plan_arrivals(7, 10, 50) == schedule.plan_arrivals(7, 10, 50)
+    assert schedule.plan_kills(7, 60, 3) == schedule.plan_kills(7, 60, 3)
 
 
 def test_other_seed_other_schedule() -> None:
-    assert _demo.plan_arrivals(7, 10, 50) != _demo.plan_arrivals(8, 10, 50)
-    assert _demo.plan_kills(7, 60, 3) != _demo.plan_kills(8, 60, 3)
+    assert schedule.plan_arrivals(7, 10, 50) != schedule.plan_arrivals(8, 10, 50)
+    assert schedule.plan_kills(7, 60, 3) != schedule.plan_kills(8, 60, 3)
 
 
 def test_arrivals_are_ascending_inside_the_load_and_keep_the_rate() -> None:
-    arrivals = _demo.plan_arrivals(1, 100, 200)
+    arrivals = schedule.plan_arrivals(1, 100, 200)
     assert arrivals == sorted(arrivals)
     assert arrivals[0] >= 0
     assert arrivals[-1] < 100
@@ -49,14 +52,14 @@ def test_arrivals_are_ascending_inside_the_load_and_keep_the_rate() -> None:
 @pytest.mark.parametrize("seconds", [3, 6, 16, 300])
 def test_kills_always_leave_a_worker_up(workers: int, seconds: float) -> None:
     for seed in range(20):
-        kills = _demo.plan_kills(seed, seconds, workers)
+        kills = schedule.plan_kills(seed, seconds, workers)
         assert kills, "a demo without a kill shows nothing"
         last = [-math.inf] * workers
         for kill in kills:
             assert 0 < kill.at_s < seconds
-            assert kill.at_s - last[kill.worker] >= _demo.KILLABLE_AGAIN_S
+            assert kill.at_s - last[kill.worker] >= schedule.KILLABLE_AGAIN_S
             last[kill.worker] = kill.at_s
-            assert any(kill.at_s - moment >= _demo.SERVES_AGAIN_S for moment in last)
+            assert any(kill.at_s - moment >= schedule.SERVES_AGAIN_S for moment in last)
 
 
 # --- Arithmetic -----------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ def test_kills_always_leave_a_worker_up(workers: int, seconds: float) -> None:
     ],
 )
 def test_percentile_is_the_nearest_rank(values: list[float], share: float, expected: float | None) -> None:
-    assert _demo.percentile(values, share) == expected
+    assert figures.percentile(values, share) == expected
 
 
 @pytest.mark.parametrize(
@@ -97,7 +100,7 @@ def test_percentile_is_the_nearest_rank(values: list[float], share: float, expec
     ],
 )
 def test_durations_have_three_digits_and_a_unit(seconds: float | None, text: str) -> None:
-    assert _demo.format_duration(seconds) == text
+    assert figures.format_duration(seconds) == text
 
 
 def run_of(mode: str, requests: list[Request]) -> ModeRun:
@@ -123,30 +126,30 @@ OURS = run_of(
 
 
 def test_summary_counts_and_sums() -> None:
-    summary = _demo.summarize(STOCK)
+    summary = figures.summarize(STOCK)
     assert (summary.requests, summary.answered, summary.failed) == (3, 2, 1)
     assert (summary.p50_s, summary.p99_s, summary.worst_s) == (0.005, 2.1, 2.1)
     assert summary.lost_s == pytest.approx(6.0)
     assert (summary.refused, summary.told, summary.told_p50_s, summary.told_worst_s) == (0, 3, 2.0, 2.5)
     assert summary.over_1_s == 1
-    ours = _demo.summarize(OURS)
+    ours = figures.summarize(OURS)
     assert (ours.refused, ours.refused_p50_s, ours.refused_worst_s, ours.told) == (2, 5e-7, 7e-7, 1)
 
 
 def test_summary_of_a_run_without_requests() -> None:
-    summary = _demo.summarize(run_of("tuned", []))
+    summary = figures.summarize(run_of("tuned", []))
     assert summary.p50_s is None
     assert summary.lost_s == 0
-    assert "-" in _demo.format_table([summary])
-    assert _demo.explain([summary])
+    assert "-" in figures.format_table([summary])
+    assert figures.explain([summary])
 
 
 def test_run_survives_the_pipe() -> None:
-    assert ModeRun.from_json(json.loads(json.dumps(_demo.asdict(OURS)))) == OURS
+    assert ModeRun.from_json(json.loads(json.dumps(dataclasses.asdict(OURS)))) == OURS
 
 
 def test_table_is_aligned_and_complete() -> None:
-    lines = _demo.format_table([_demo.summarize(STOCK), _demo.summarize(OURS)]).splitlines()
+    lines = figures.format_table([figures.summarize(STOCK), figures.summarize(OURS)]).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert re.split(r"\s{2,}", lines[0].strip()) == [
         "requests",
@@ -164,7 +167,7 @@ def test_table_is_aligned_and_complete() -> None:
 
 
 def test_sentences_follow_the_figures() -> None:
-    plain, ours = _demo.explain([_demo.summarize(STOCK), _demo.summarize(OURS)])
+    plain, ours = figures.explain([figures.summarize(STOCK), figures.summarize(OURS)])
     assert "3 calls" in plain
     assert "6.00 s in all" in plain
     assert "3 calls met one all the same" in ours
@@ -177,7 +180,7 @@ def test_sentences_do_not_flatter() -> None:
         ModeRun("actorsub", STOCK.requests, [], [], {}, {}),
         ModeRun("stock", OURS.requests, [], [], {}, {}),
     )
-    ours = _demo.explain([_demo.summarize(run) for run in swapped])[1]
+    ours = figures.explain([figures.summarize(run) for run in swapped])[1]
     assert "4.0 times more than stock Ray" in ours
 
 
@@ -214,9 +217,9 @@ class FakeWorker:
         self.infer = FakeMethod(outcome)
 
 
-def serve(workers: list[FakeWorker], requests: int) -> _demo.Proxy:
-    async def main() -> _demo.Proxy:
-        proxy = _demo.Proxy(workers, AwayError, time.perf_counter())
+def serve(workers: list[FakeWorker], requests: int) -> service.Proxy:
+    async def main() -> service.Proxy:
+        proxy = service.Proxy(workers, AwayError, time.perf_counter())
         for number in range(requests):
             await proxy.handle(number, 0.0)
         return proxy
@@ -246,8 +249,8 @@ def test_proxy_gives_up_after_every_worker_had_its_chances() -> None:
     proxy = serve(workers, 1)
     (request,) = proxy.requests
     assert not request.answered
-    assert len(request.lost) == 2 * _demo.ROUNDS
-    assert request.latency_s >= _demo.PAUSE_BETWEEN_ROUNDS_S
+    assert len(request.lost) == 2 * settings.ROUNDS
+    assert request.latency_s >= settings.PAUSE_BETWEEN_ROUNDS_S
 
 
 def test_other_errors_are_counted_not_retried() -> None:
@@ -303,7 +306,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def environment() -> dict[str, str]:
     # The demo runs in another directory here, and the package may be the one in the source tree.
-    paths = [str(Path(_demo.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(_demo.__file__).resolve().parent.parent.parent), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
@@ -323,7 +326,7 @@ def test_end_to_end(tmp_path: Path) -> None:
     document = json.loads((tmp_path / "out.json").read_text())
     assert document["parameters"]["seed"] == 3
     assert list(document["modes"]) == ["stock", "tuned", "actorsub"]
-    arrivals = _demo.plan_arrivals(3, 4, 30)
+    arrivals = schedule.plan_arrivals(3, 4, 30)
     for name, mode in document["modes"].items():
         summary, requests = mode["summary"], mode["requests"]
         assert [request["at_s"] for request in requests] == arrivals
@@ -331,7 +334,7 @@ def test_end_to_end(tmp_path: Path) -> None:
         assert summary["answered"] == sum(request["answered"] for request in requests)
         assert summary["worst_s"] == max(r["latency_s"] for r in requests if r["answered"])
         assert summary["p50_s"] <= summary["p99_s"] <= summary["p999_s"] <= summary["worst_s"]
-        assert min(request["latency_s"] for request in requests) >= _demo.INFER_S
+        assert min(request["latency_s"] for request in requests) >= settings.INFER_S
         lost = [attempt for request in requests for attempt in request["lost"]]
         assert summary["refused"] + summary["told"] == len(lost)
         assert summary["lost_s"] == pytest.approx(sum(attempt["waited_s"] for attempt in lost))
