@@ -541,7 +541,7 @@ cdef class _ForgetActor:
         if actors.get(self.key) is reference:
             del actors[self.key]
             # Nobody is left whom the sentinel could tell.
-            _unwatch(self.key)
+            forget_watch(self.key)
 
 
 def live_actors():
@@ -1666,11 +1666,12 @@ def watch(Actor actor, unsigned int incarnation, str ip, int port, int pid, bint
 
 def unwatch(Actor actor):
     if not actor.is_inherited:
-        _unwatch(actor.key)
+        forget_watch(actor.key)
         actor.watched = False
 
 
-def _unwatch(bytes key):
+# Not a `def`: what the module's dict names is None in the weak references that the interpreter's end calls.
+cdef void forget_watch(bytes key) noexcept:
     cdef ActorId id
     memcpy(id.data(), <const char*>key, 16)
     sentinel.Unwatch(id)
