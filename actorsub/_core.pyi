@@ -8,9 +8,10 @@ from actorsub.errors import ActorState
 STATE_NAMES: tuple[str, ...]
 EVIDENCE_NAMES: tuple[str, ...]
 REFUSAL_NAMES: tuple[str, ...]
-ON_UNAVAILABLE: dict[str, int]
+WISHES: dict[str, int]
 
 def bind_ray(worker: Any, connected: str, core_worker: str, getter: str, names_by_number: dict[int, str]) -> None: ...
+def bind_news(function: Callable[[Actor], object]) -> None: ...
 def bind_types(
     states: tuple[Any, ...],
     unavailable: type[Any],
@@ -161,6 +162,8 @@ class MethodBase:
     @property
     def _actorsub_name(self) -> str: ...
     @property
+    def _actorsub_wish(self) -> str: ...
+    @property
     def _actorsub_options(self) -> dict[str, Any] | None: ...
     @property
     def _actorsub_actor(self) -> Actor: ...
@@ -173,7 +176,7 @@ class MethodBase:
     def _actorsub_shared(self) -> list[Any]: ...
 
 def fill_handle(handle: HandleBase, actor: Actor, inner: Any, policy: Any) -> Any: ...
-def fill_variant(method: MethodBase, like: MethodBase, policy: Any, on_unavailable: str) -> Any: ...
+def fill_variant(method: MethodBase, like: MethodBase, policy: Any, wish: str) -> Any: ...
 def fill_method(
     method: MethodBase,
     actor: Actor,
@@ -183,7 +186,7 @@ def fill_method(
     call: Any,
     options: dict[str, Any] | None,
     policy: Any,
-    on_unavailable: str,
+    wish: str,
     early: bool,
     submission: Submission | None,
 ) -> Any: ...

@@ -219,8 +219,8 @@ STATE_NAMES = tuple([ActorStateName(<ActorState><int>i).decode() for i in range(
 EVIDENCE_NAMES = tuple([EvidenceName(<Evidence><int>i).decode() for i in range(7)])
 REFUSAL_NAMES = tuple([RefusalName(<Refusal><int>i).decode() for i in range(6)])
 
-# Codes of Policy.on_unavailable and on_pending, as `make_method` takes them.
-ON_UNAVAILABLE = {"ref": 0, "raise": 1, "wait": 2}
+# What `.remote()` may do while the actor is away, as `fill_method` takes it. "ray": Ray resends the call, so it is Ray's.
+WISHES = {"ref": 0, "raise": 1, "wait": 2, "ray": 3}
 cdef int kOnUnavailableRef = 0
 cdef int kOnUnavailableRaise = 1
 
@@ -878,7 +878,8 @@ cdef class MethodBase:
     """
 
     cdef Actor actor
-    cdef int on_unavailable
+    cdef int on_unavailable                   # One of WISHES.
+    cdef readonly str _actorsub_wish          # Its name.
     cdef readonly object _actorsub_inner      # Ray's ActorMethod.
     cdef object remote_call                   # What `remote` calls: Ray's own, with the options applied.
     cdef readonly object _actorsub_policy
@@ -998,7 +999,7 @@ ctypedef PyObject* (*failed_ref_or_null)(
 
 
 def fill_method(
-    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str on_unavailable, bint early,
+    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str wish, bint early,
     Submission submission
 ):
     method.actor = actor
@@ -1008,7 +1009,8 @@ def fill_method(
     method._actorsub_options = options
     method.remote_call = call
     method._actorsub_policy = policy
-    method.on_unavailable = ON_UNAVAILABLE[on_unavailable]
+    method.on_unavailable = WISHES[wish]
+    method._actorsub_wish = wish
     method.early = early and plain_ref is not None
     method.submission = submission
     method._actorsub_variants = {}
@@ -1016,11 +1018,11 @@ def fill_method(
     return method
 
 
-def fill_variant(MethodBase method, MethodBase like, policy, str on_unavailable):
+def fill_variant(MethodBase method, MethodBase like, policy, str wish):
     """As fill_method(), for the same method under another policy."""
     fill_method(
         method, like.actor, like._actorsub_handle, like._actorsub_name, like._actorsub_inner, like.remote_call,
-        like._actorsub_options, policy, on_unavailable, like.early, like.submission
+        like._actorsub_options, policy, wish, like.early, like.submission
     )
     method._actorsub_shared = like._actorsub_shared
     return method
@@ -1126,19 +1128,36 @@ cdef PyObject* submit(
 actorsub_add_remote(<PyTypeObject*>MethodBase, <actorsub_fastcall>remote)
 
 
+cdef object ray_has_news = None
+
+
+def bind_news(function):
+    """Hands in what is called with an Actor of which `state` has learnt something from Ray."""
+    global ray_has_news
+    ray_has_news = function
+
+
 def state(handle):
     """state(handle)
 
-    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread. UNKNOWN once the connection to
-    Ray that the handle belongs to has ended.
+    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread; where that is not ALIVE, also a
+    look at Ray's local state, so that it is ALIVE once a call has been answered. UNKNOWN once the connection to Ray that
+    the handle belongs to has ended.
 
     Raises TypeError for anything but a wrapped handle (`actorsub.wrap` makes one of a plain Ray handle).
     """
     cdef Actor actor
+    cdef ActorState known
     if isinstance(handle, HandleBase):
         actor = (<HandleBase>handle).actor
         if actor is not None:
-            return state_members[0 if actor.is_over else <int>StateOf(actor.slot.word())]
+            known = ActorState.kUnknown if actor.is_over else StateOf(actor.slot.word())
+            if known != ActorState.kAlive and not actor.is_over and actor.generation == fork_generation:
+                # Ray had the actor up before it sent the call that was answered; the watcher's next look may be later.
+                if ray_core_worker() is actor.session and actor.session is not None and observe_ray(actor):
+                    ray_has_news(actor)
+                known = StateOf(actor.slot.word())
+            return state_members[<int>known]
     raise TypeError(f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}")
 
 

@@ -539,9 +539,11 @@ def call_without_retries(method: Any, options: dict[str, Any]) -> Callable[..., 
     return call_with_options(method, {**options, "max_task_retries": 0, "retry_exceptions": False})
 
 
-def has_retries(method: Any) -> bool:
-    """Whether Ray would resend the method's calls."""
-    return bool(getattr(method, "_max_task_retries", 0))
+def resends(method: Any, options: dict[str, Any] | None) -> bool:
+    """Whether Ray would resend a call: by the call's own `max_task_retries`, else the method's, else the actor's, which
+    Ray's ActorMethod has in one. In doubt it would."""
+    retries = (options or {}).get("max_task_retries")
+    return bool(getattr(method, "_max_task_retries", True) if retries is None else retries)
 
 
 def concurrency_groups(actor_class: Any) -> dict[str, str]:
@@ -766,11 +768,8 @@ def peek_stream(generator: ray.ObjectRefGenerator) -> tuple[ray.ObjectRef, bool]
 
 def fails_early(method: Any, options: dict[str, Any] | None) -> bool:
     """Whether a call's outcome may be failed when its actor is lost: not where Ray would resend the call."""
-    given = options or {}
-    retries = given.get("max_task_retries")
-    if retries is None:
-        retries = getattr(method, "_max_task_retries", 0)
-    return not retries and not given.get("tensor_transport") and uses_object_store(method)
+    transport = (options or {}).get("tensor_transport")
+    return not resends(method, options) and not transport and uses_object_store(method)
 
 
 def uses_object_store(method: Any) -> bool:

@@ -94,7 +94,7 @@ def _way_of(method: Any) -> tuple[_core.CallQueue, _core.Submission | None, Call
     if queue is None:
         queue = actor.queues.setdefault(group, _core.CallQueue(actor))
     parts = _ray_compat.submission_of(inner, options, retries=False)
-    if _ray_compat.has_retries(inner):
+    if _ray_compat.resends(inner, None):
         _warn_of_retries(actor)
     return queue, None if parts is None else _core.Submission(*parts), _ray_compat.call_without_retries(inner, options)
 

@@ -6,6 +6,8 @@ error carries a certificate: `sent`, `state`, `evidence`, `actor_id`, `incarnati
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import dataclasses
 import enum
 from typing import Any
@@ -206,10 +208,16 @@ def _rebuild_plain(cls: Any, attributes: dict[str, Any]) -> Any:
     return error
 
 
-class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError):
+# Until Python 3.10 these were classes of their own; and TimeoutError is one through Ray's GetTimeoutError.
+_OTHER_TIMEOUTS = [
+    one for one in (asyncio.TimeoutError, concurrent.futures.TimeoutError) if not issubclass(one, TimeoutError)
+]
+
+
+class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_TIMEOUTS):  # type: ignore[misc]
     """The deadline of a call, or of a wait for its actor, has passed.
 
-    Also a TimeoutError, through Ray's GetTimeoutError. Carries the same certificate as the other errors.
+    Also a TimeoutError, that of asyncio and of concurrent.futures included. Carries the same certificate as the others.
     """
 
     _HEADLINE = "The deadline of the call passed"

@@ -32,7 +32,7 @@ import ray
 
 from actorsub import _core, _ray_compat, calls, errors, handle, submit, watcher
 from actorsub.errors import ActorState, Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
-from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy
+from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, OnUnavailable, Policy
 
 logger = logging.getLogger("actorsub")
 
@@ -412,8 +412,8 @@ class ReplicaGroup:
         timeout_s: deadline of a call, all attempts and waiting together, in seconds; None: none.
         max_in_flight: calls of this process at one member at one time; further ones wait in that member's line.
         max_queued: how many may wait in a member's line, and in the group's; over it QueueFullError.
-        on_unavailable: what happens when no member can take a call: "ref" a failed Call, "raise" NoReplicaError at
-            once, "wait" the call waits for a member, up to `timeout_s`.
+        on_unavailable: what happens when no member can take a call: "ref" and "auto" a failed Call, "raise"
+            NoReplicaError at once, "wait" the call waits for a member, up to `timeout_s`.
         is_failure: function of the exception that a call ended with: True when it speaks against the member. The
             method's own exceptions do not, else. Under retry="always" such a call goes to another member.
         factory: function without arguments that returns a new handle, called (on a background thread) for each member
@@ -438,7 +438,7 @@ class ReplicaGroup:
         timeout_s: float | None = None,
         max_in_flight: int | None = None,
         max_queued: int = 1000,
-        on_unavailable: Literal["ref", "raise", "wait"] = "ref",
+        on_unavailable: OnUnavailable = "auto",
         is_failure: Callable[[BaseException], bool] | None = None,
         factory: Callable[[], Any] | None = None,
         consecutive_failures: int | None = 5,
@@ -999,7 +999,7 @@ class ReplicaGroup:
     def _refuse(self, method: GroupMethod, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The end of a `.remote()` that nobody took: raised, or in the shape that its result would have had."""
         self._count_failure(error)
-        if method._options.policy.on_unavailable != "ref":
+        if method._options.policy.on_unavailable not in ("auto", "ref"):
             raise error
         make_ref = functools.partial(_ray_compat.failed_ref, error)
         picker = self._picker

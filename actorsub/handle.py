@@ -77,7 +77,7 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
         if not rays:
             method = ActorMethod.__new__(ActorMethod)
             method.__dict__.update(self.__dict__)
-            _core.fill_variant(method, self, policy, policy.on_unavailable)
+            _core.fill_variant(method, self, policy, _wish_of(policy, self._actorsub_inner, self._actorsub_options))
             return method
         known = _ray_compat.method_option_names()
         for name in rays:
@@ -140,9 +140,15 @@ def _make_method(
     early = refs.is_bound() and _ray_compat.fails_early(inner, options)
     parts = _ray_compat.submission_of(inner, options)
     submission = None if parts is None else _core.Submission(*parts)
-    return _core.fill_method(
-        method, actor, handle, name, inner, call, options, policy, policy.on_unavailable, early, submission
-    )
+    wish = _wish_of(policy, inner, options)
+    return _core.fill_method(method, actor, handle, name, inner, call, options, policy, wish, early, submission)
+
+
+def _wish_of(policy: Policy, inner: Any, options: dict[str, Any] | None) -> str:
+    """What `.remote()` does while the actor is away; what "auto" means is settled here, once for each method object."""
+    if policy.on_unavailable != "auto":
+        return policy.on_unavailable
+    return "ray" if _ray_compat.resends(inner, options) else "ref"
 
 
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):

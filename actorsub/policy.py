@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-OnUnavailable = Literal["ref", "raise", "wait"]
+OnUnavailable = Literal["auto", "ref", "raise", "wait"]
 OnPending = Literal["submit", "fail", "wait"]
 Detect = Literal["auto", "ray"]
 
@@ -65,7 +65,9 @@ class Policy:
     #: "ref" returns an ObjectRef that has already failed, as Ray users expect errors from `get`. "raise" raises from
     #: `.remote()` itself. "wait" blocks the calling thread until the actor is up or `timeout_s` has passed. `.call()`
     #: does the same with a Call: returns a failed one, raises, or holds it in line without blocking anybody.
-    on_unavailable: OnUnavailable = "ref"
+    #: "auto" is "ref", but a `.remote()` that Ray would resend (`max_task_retries` of the call, the method or the
+    #: actor) goes to Ray whatever the actor's state, as through a plain handle. The others are for all calls.
+    on_unavailable: OnUnavailable = "auto"
     #: Deadline of a `.call()`, in seconds, waiting and execution together; for `.remote()` the limit of a "wait". None:
     #: no deadline.
     timeout_s: float | None = None
@@ -85,7 +87,7 @@ class Policy:
     silence_in_flight_s: float | None = 10.0
 
     def __post_init__(self) -> None:
-        _choice("on_unavailable", self.on_unavailable, ("ref", "raise", "wait"))
+        _choice("on_unavailable", self.on_unavailable, ("auto", "ref", "raise", "wait"))
         _choice("on_pending", self.on_pending, ("submit", "fail", "wait"))
         _choice("detect", self.detect, ("auto", "ray"))
         _seconds("timeout_s", self.timeout_s)

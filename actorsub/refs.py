@@ -382,14 +382,17 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         The value, or the list of values.
 
     Raises:
+        TypeError: a Call is among them, which has ways of its own: `call.result()`, `await call`.
         The first failure, as `ray.get` does. For a call whose actor was lost meanwhile that is ActorUnavailableError
         or ActorDiedError with `sent=True`. GetTimeoutError when the time is over.
     """
     single = isinstance(object_refs, ray.ObjectRef)
     refs = [object_refs] if single else object_refs
     if not isinstance(refs, list) or not any(isinstance(ref, ObjectRef) for ref in refs):
+        _refuse_calls(object_refs)
         return ray.get(object_refs, timeout=timeout)
     if not all(isinstance(ref, ray.ObjectRef) for ref in refs):
+        _refuse_calls(object_refs)
         # Ray's own complaint.
         return ray.get(object_refs, timeout=timeout)
     unique = list(dict.fromkeys(refs))
@@ -405,6 +408,15 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         values = dict(zip(unique, (gathering.values[index] for index in range(len(unique))), strict=True))
         return values[refs[0]] if single else [values[ref] for ref in refs]
     return _get_ready(object_refs)
+
+
+def _refuse_calls(waitables: Any) -> None:
+    for one in waitables if isinstance(waitables, (list, tuple)) else [waitables]:
+        if isinstance(one, _core.CallBase):
+            raise TypeError(
+                "actorsub.get and actorsub.wait take ObjectRefs, and this is a Call, which is a future: use "
+                "call.result(timeout) or `await call`, and for several concurrent.futures.wait(calls) or as_completed"
+            )
 
 
 def _get_ready(object_refs: Any) -> Any:
@@ -450,8 +462,12 @@ def wait(
 
     Args, returns and errors are those of `ray.wait`. `actorsub.get` of such a ready ref raises at once.
     """
-    # Checks the arguments, and is the answer already where enough is ready.
-    ready, waiting = ray.wait(ray_waitables, num_returns=num_returns, timeout=0, fetch_local=fetch_local)
+    try:
+        # Checks the arguments, and is the answer already where enough is ready.
+        ready, waiting = ray.wait(ray_waitables, num_returns=num_returns, timeout=0, fetch_local=fetch_local)
+    except TypeError:
+        _refuse_calls(ray_waitables)
+        raise
     ours = (ObjectRef, ObjectRefGenerator)
     if len(ready) >= num_returns or not any(isinstance(one, ours) for one in ray_waitables):
         if len(ready) >= num_returns or timeout == 0:

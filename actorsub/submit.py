@@ -37,7 +37,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if watcher.is_exiting() and _ray_compat.session_token() is None:
         # Not Ray's to answer: from a thread that lives on, it would start a new cluster in an interpreter that ends.
         raise errors.refusal(actor, "The connection to Ray has ended, and the interpreter ends.")
-    error, mark = admit(actor, method._actorsub_policy)
+    error, mark = admit(actor, method._actorsub_policy, method._actorsub_wish)
     if error is None:
         result = method._actorsub_submit(mark, args, kwargs)
         actor.used = True
@@ -45,13 +45,19 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return refused(method, error, args, kwargs)
 
 
-def admit(actor: _core.Actor, policy: Any) -> tuple[errors.ActorUnavailableError | None, int]:
+def admit(actor: _core.Actor, policy: Any, wish: str) -> tuple[errors.ActorUnavailableError | None, int]:
     """(None, mark) when the call may go to Ray now; (error, mark) when the refusal is to be a failed ref.
 
     `mark` is `losses()` from before the deciding look: the call is lost when there are more.
 
+    `wish`: the policy's `on_unavailable`, or for "auto" what that means here; "ray" is a call that Ray resends.
+
     Raises what the policy says should be raised; blocks only where the policy says "wait".
     """
+    if wish == "ray" and policy.on_pending == "submit":
+        # As through a plain handle, which looks at nothing either.
+        watcher.hurry(actor)
+        return None, actor.losses()
     deadline_s: float | None = None
     waited = False
     while True:
@@ -66,22 +72,21 @@ def admit(actor: _core.Actor, policy: Any) -> tuple[errors.ActorUnavailableError
         if state == "dead":
             # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
             # actor back; so under "ref" the call is Ray's.
-            if policy.on_unavailable == "ref":
+            if wish in ("ref", "ray"):
                 return None, mark
             learn_cause(actor)
             actor.count_refused("dead")
             raise errors.death(actor)
-        wish = policy.on_unavailable
+        shape = wish
         if state == "pending":
             if policy.on_pending == "submit":
                 break
-            if policy.on_pending == "wait":
-                wish = "wait"
-            elif wish == "wait":
-                wish = "raise"
-        if wish != "wait":
+            shape = "wait" if policy.on_pending == "wait" else {"wait": "raise", "ray": "ref"}.get(wish, wish)
+        elif wish == "ray":
+            break
+        if shape != "wait":
             actor.count_refused(state)
-            if wish == "raise":
+            if shape == "raise":
                 raise errors.refusal(actor)
             return errors.refusal(actor), mark
         why = why_not_block()

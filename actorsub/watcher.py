@@ -164,6 +164,16 @@ def wake(actor: _core.Actor) -> None:
         waiter.set()
 
 
+def _take_news(actor: _core.Actor) -> None:
+    """`state()` was told by Ray's local state before this thread looked. No lock: it may be asked anywhere."""
+    actor.next_read_s = _core.now_s()
+    actor.read_interval_s = MIN_READ_INTERVAL_S
+    running = _watcher
+    if running is not None:
+        running._nudged = True
+        _core.wake_watcher()
+
+
 _UP = ("alive", "unreachable")
 _NEVER = math.inf
 _UNKNOWN = ActorState.UNKNOWN
@@ -473,6 +483,7 @@ def _end_session() -> None:
 
 
 _ray_compat.after_disconnect.append(_end_session)
+_core.bind_news(_take_news)
 
 _watcher: Watcher | None = None
 _lock = threading.Lock()

@@ -204,6 +204,10 @@ class Methods(Base):
     def pid(self) -> int:
         return os.getpid()
 
+    @ray.method(max_task_retries=-1)
+    def echo_kept(self, x: Any) -> Any:
+        return x
+
     @ray.method(max_task_retries=1, retry_exceptions=[ValueError])
     def flaky(self, key: str, failures: int, kind: type[Exception] = ValueError) -> int:
         return self.fail_first(key, failures, kind)
@@ -1225,13 +1229,8 @@ def _(w: World) -> Any:
     get(actor.append.remote(1))
     ray.kill(actor, no_restart=False)
 
-    def is_new() -> bool:
-        try:
-            return get(actor.get_log.remote()) == []
-        except ray.exceptions.RayActorError:
-            return False
-
-    return wait_until(is_new, GET_S)
+    # Not one of them fails: they are sent again.
+    return wait_until(lambda: get(actor.get_log.remote()) == [], GET_S)
 
 
 @case("ray.kill: of something else", raises=ValueError, text_differs="Ray names the class of what it was given")
@@ -1310,6 +1309,27 @@ def died_in_it(w: World, die: int, **options: Any) -> Any:
             # On a busy machine Ray spends a retry on the process that has ended, where nothing begins.
             1 <= begun <= die if "max_task_retries" in options else begun,
         ]
+
+
+def carried_over(w: World, method: str = "echo", *, actors: int = 0, **options: Any) -> Any:
+    """Calls that are made while the actor's process ends and the next one starts."""
+    actor = w.create(Methods, max_restarts=-1, max_task_retries=actors)
+    os.kill(get(actor.pid.remote()), signal.SIGKILL)
+    called = getattr(actor, method)
+    called = called.options(**options) if options else called
+    return [get(called.remote(number)) for number in range(5)]
+
+
+table(
+    "the process dies, and calls are carried over by the retries",
+    {
+        "of the actor": lambda w: carried_over(w, actors=-1),
+        "of the actor, as many as it takes": lambda w: carried_over(w, actors=20),
+        "of the method": lambda w: carried_over(w, "echo_kept"),
+        "of the call": lambda w: carried_over(w, max_task_retries=-1),
+        "of the call, with exceptions": lambda w: carried_over(w, max_task_retries=-1, retry_exceptions=True),
+    },
+)
 
 
 def _answer(actor: Any, method: str = "nothing") -> Any:
@@ -2247,7 +2267,7 @@ def test_ours_and_rays_options_together(ray_local: None) -> None:
     assert actorsub.policy(mixed) == actorsub.Policy(on_unavailable="raise", timeout_s=5, on_pending="wait")
     assert mixed._ray_max_task_retries == 1
     assert ray.get_actor(name) == mixed
-    ours_only = Worker.options(on_unavailable="ref", timeout_s=None).remote()
+    ours_only = Worker.options(on_unavailable="auto", timeout_s=None).remote()
     assert actorsub.policy(ours_only) == actorsub.Policy()
     again = actorsub.wrap(mixed, on_unavailable="wait")
     assert actorsub.policy(again) == actorsub.Policy(on_unavailable="wait", timeout_s=5, on_pending="wait")

@@ -271,7 +271,7 @@ def counted(group: ReplicaGroup, name: str) -> Any:
         ({"max_in_flight": "4"}, TypeError, "max_in_flight"),
         ({"max_queued": -1}, ValueError, "max_queued must be from 0"),
         ({"max_queued": None}, TypeError, "max_queued"),
-        ({"on_unavailable": "hope"}, ValueError, "on_unavailable must be one of 'ref', 'raise', 'wait'"),
+        ({"on_unavailable": "hope"}, ValueError, "on_unavailable must be one of 'auto', 'ref', 'raise', 'wait'"),
         ({"is_failure": "yes"}, TypeError, "is_failure must be a function or None"),
         ({"factory": 3}, TypeError, "factory must be a function or None"),
         ({"consecutive_failures": 0}, ValueError, "consecutive_failures must be a whole number from 1 to 127, or None"),

@@ -14,7 +14,7 @@ from actorsub.policy import MAX_TIMEOUT_S, split_options
 @pytest.mark.parametrize(
     ("options", "error", "says"),
     [
-        ({"on_unavailable": "fail"}, ValueError, "on_unavailable must be one of 'ref', 'raise', 'wait', got 'fail'"),
+        ({"on_unavailable": "fail"}, ValueError, "must be one of 'auto', 'ref', 'raise', 'wait', got 'fail'"),
         ({"on_unavailable": None}, TypeError, "on_unavailable must be one of .*NoneType"),
         ({"on_unavailable": ["raise"]}, TypeError, "on_unavailable"),
         ({"on_pending": "raise"}, ValueError, "on_pending must be one of 'submit', 'fail', 'wait', got 'raise'"),

@@ -441,7 +441,7 @@ def test_per_call_options_win(restartable: Maker) -> None:
     with pytest.raises(actorsub.ActorUnavailableError):
         one.handle.echo.options(on_unavailable="raise").remote(1)
     with pytest.raises(actorsub.ActorUnavailableError):
-        ray.get(one.handle.echo.remote(1), timeout=10)
+        ray.get(one.handle.echo.options(on_unavailable="ref").remote(1), timeout=10)
     waiting = actorsub.wrap(one.handle, on_unavailable="wait", timeout_s=30)
     with pytest.raises(actorsub.ActorUnavailableError):
         waiting.echo.options(on_unavailable="raise", max_task_retries=5).remote(1)
