@@ -457,6 +457,20 @@ cdef class Actor:
             belief.incarnation if belief.incarnation_known else None,
         )
 
+    @property
+    def rays_word(self):
+        """Name of the local state that Ray reported last; "unknown": none."""
+        return STATE_NAMES[<int>self.slot.belief().ray_last]
+
+    @property
+    def was_up(self):
+        """True once this process has seen it up."""
+        return self.slot.entered(ActorState.kAlive) > 0
+
+    def set_last(self, incarnation):
+        """Ray will not restart this incarnation; None: it restarts each. See slot.h."""
+        self.slot.SetLast(-1 if incarnation is None else <int64_t>incarnation)
+
     def losses(self):
         """How often everything in flight at this actor was lost; see slot.h, invariant 4."""
         return self.slot.losses()

@@ -180,7 +180,8 @@ Belief OnTable(const Belief& before, const Observation& observation) {
 }
 
 Belief OnExit(const Belief& before, const Observation& observation) {
-  if (observation.verdict != ActorState::kRestarting || !NamesIncarnation(observation)) {
+  const bool is_last = observation.verdict == ActorState::kDead && observation.evidence == Evidence::kProcess;
+  if ((!is_last && observation.verdict != ActorState::kRestarting) || !NamesIncarnation(observation)) {
     return before;
   }
   const auto named = static_cast<std::uint32_t>(observation.incarnation);
@@ -189,6 +190,7 @@ Belief OnExit(const Belief& before, const Observation& observation) {
   }
   Belief after = before;
   after.incarnation_known = true;
+  if (is_last) return Become(after, observation.evidence, ActorState::kDead, named);
   return Become(after, observation.evidence, ActorState::kRestarting, Next(named), /*provisional=*/true);
 }
 

@@ -15,6 +15,7 @@
 //     makes it kRestarting(n + 1) at once and marks it `provisional`: Ray has not said so yet and may say kDead(n)
 //     instead. That holds too where n is still believed to be coming: the table named n to whoever watched it, only
 //     Ray's local state lags. A kDead(n) stays.
+//     Where Ray has no restart left for n (slot.h, `SetLast`), the end of its process makes it kDead(n) at once.
 //  3. Ray's local state is news only when it differs from the last local state seen (`ray_last`): it is a level that
 //     lags behind, so an unchanged ALIVE never overrules hard evidence, and an unchanged RESTARTING never counts a
 //     second restart. RESTARTING makes the next incarnation of whatever was believed, except that it confirms a
@@ -124,7 +125,8 @@ struct Observation {
   static constexpr std::int64_t kNoIncarnation = -1;
 
   Evidence evidence = Evidence::kNone;
-  // What the source claims. kRay and kTable: the state Ray names. kProcess, kConnection: kRestarting ("exited").
+  // What the source claims. kRay and kTable: the state Ray names. kProcess, kConnection: kRestarting ("exited");
+  // kProcess: kDead ("exited, and Ray will not restart it"), too.
   // kSilence: kUnreachable, or kAlive when an answer arrived after all. kCall: kDead only.
   ActorState verdict = ActorState::kUnknown;
   // Which incarnation it is about. kNoIncarnation is for kRay and kCall, which do not know; every other source must

@@ -27,7 +27,12 @@ bool IsDown(ActorState state) { return state == ActorState::kRestarting || state
 
 }  // namespace
 
-Change Slot::Apply(const Observation& observation) {
+Change Slot::Apply(const Observation& reported) {
+  Observation observation = reported;
+  if (observation.evidence == Evidence::kProcess && observation.incarnation != Observation::kNoIncarnation &&
+      observation.incarnation == last_.load(std::memory_order_relaxed)) {
+    observation.verdict = ActorState::kDead;
+  }
   Change change;
   std::uint64_t seen = word();
   change.before = DecodeBelief(seen);

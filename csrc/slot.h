@@ -60,7 +60,11 @@ class Slot {
 
   // Applies one observation. No news costs one load and no lock; a change takes a lock for a few stores. Exactly one
   // caller gets `changed` for one change.
-  Change Apply(const Observation& observation);
+  Change Apply(const Observation& reported);
+
+  // Ray will not restart `incarnation`, as far as its table says: the end of that process is the actor's, which Apply
+  // makes of the report of its exit. kNoIncarnation: every incarnation has a next one.
+  void SetLast(std::int64_t incarnation) { last_.store(incarnation, std::memory_order_relaxed); }
 
   // See invariant 4. Acquire: whoever sees the loss also sees the word that says why.
   std::uint32_t losses() const { return losses_.load(std::memory_order_acquire); }
@@ -93,6 +97,8 @@ class Slot {
   // Read by everyone on every call; written on a change of state only.
   std::atomic<std::uint64_t> word_{0};
   std::atomic<std::uint32_t> losses_{0};
+  // One number that orders nothing: relaxed. Who reports an exit was told of the watch after this was set.
+  std::atomic<std::int64_t> last_{Observation::kNoIncarnation};
   const ActorId id_;
   // Writers of `word_` and `losses_` only, so that the two change in the order of invariant 4.
   Mutex change_mutex_;

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
 from actorsub._cpp.actor_state cimport ActorState, Belief, Observation
 
@@ -25,6 +25,7 @@ cdef extern from "slot.h" namespace "actorsub" nogil:
         uint64_t word() noexcept
         Belief belief() noexcept
         Change Apply(const Observation& observation) noexcept
+        void SetLast(int64_t incarnation) noexcept
         uint32_t losses() noexcept
         void CountSubmitted() noexcept
         void CountRefused(Refusal refusal) noexcept

@@ -1,7 +1,8 @@
 // The rules of actor_state.h: one by one as scripted traces, then as properties of random ones.
 //
 // A script is a line of words. `ray:A` is Ray's local state, `tbl:A3` a table read that is fresh (`tbl:A3-` one that
-// began before the last change, `tbl:A3?` one of unknown age), `proc:3` and `conn:3` an exit of incarnation 3, `sil:3`
+// began before the last change, `tbl:A3?` one of unknown age), `proc:3` and `conn:3` an exit of incarnation 3 (`last:3`
+// of one that Ray will not restart), `sil:3`
 // and `ans:3` silence and answer, `call` an outcome that says dead. `>R4` demands a belief: a letter of
 // reference_model.h and the incarnation, with p for provisional and ? for an incarnation that is not known. `!` demands
 // that the last observation moved `version`, `=` that it did not.
@@ -111,6 +112,9 @@ Observation Parse(const std::string& word, const Belief& belief) {
   } else if (source == "proc" || source == "conn") {
     observation.evidence = source == "proc" ? Evidence::kProcess : Evidence::kConnection;
     observation.verdict = ActorState::kRestarting;
+  } else if (source == "last") {
+    observation.evidence = Evidence::kProcess;
+    observation.verdict = ActorState::kDead;
   } else if (source == "sil" || source == "ans") {
     observation.evidence = Evidence::kSilence;
     observation.verdict = source == "sil" ? ActorState::kUnreachable : ActorState::kAlive;
@@ -183,6 +187,11 @@ TEST_CASE("rule 2: hard evidence") {
       {"nor does Ray's first word, which may be older",
        "tbl:A0 proc:0 ray:A = >R1p tbl:A0 = >R1p tbl:A1 ! >R1 tbl:A1 ! >A1"},
       {"nor a first ALIVE after PENDING", "ray:P tbl:A0 >A0 proc:0 >R1p ray:A = >R1p ray:R ! >R1 ray:A ! >A1"},
+      {"of the last one",
+       "ray:A tbl:A1 last:1 ! >D1 last:1 = proc:1 = ray:A = tbl:A1 = tbl:A1- = >D1 ray:D = tbl:D1 = >D1"},
+      {"of the last one, silent", "tbl:A1 sil:1 last:1 ! >D1 ans:1 = >D1"},
+      {"of the last one before", "tbl:A1 last:0 = >A1 proc:1 >R2p last:1 = >R2p"},
+      {"which has a next one all the same", "ray:A tbl:A1 last:1 >D1 ray:R = >D1 tbl:R2 ! >R2 ray:A ! >A2"},
       {"the table confirms", "tbl:A0 proc:0 tbl:R1 ! >R1 tbl:R1 = >R1"},
   });
 }
@@ -344,7 +353,9 @@ Observation RandomObservation(Random& random, const Belief& belief) {
   observation.evidence = static_cast<Evidence>(random.Below(kEvidenceCount));
   observation.verdict = kStates[random.Below(kActorStateCount)];
   if (observation.evidence == Evidence::kProcess || observation.evidence == Evidence::kConnection) {
-    observation.verdict = random.OneIn(10) ? observation.verdict : ActorState::kRestarting;
+    observation.verdict = random.OneIn(5)    ? ActorState::kDead
+                          : random.OneIn(10) ? observation.verdict
+                                             : ActorState::kRestarting;
   }
   observation.incarnation = static_cast<std::int64_t>(belief.incarnation) + random.Below(5) - 2;
   if (random.OneIn(50)) observation.incarnation = 0xFFFFFFFDLL + random.Below(4);

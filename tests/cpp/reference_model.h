@@ -47,7 +47,7 @@ namespace reference {
 enum Number { kSame, kNext, kNamed, kAfterNamed, kLastUp };
 
 struct Row {
-  char source;  // R ray, T table, E exit, S silence, C call.
+  char source;  // R ray, T table, E exit, L exit of the last, S silence, C call.
   const char* verdict;
   const char* ray_last;  // Ray's word before this observation.
   const char* state;
@@ -100,6 +100,8 @@ inline constexpr Row kRows[] = {
     // Rule 2: an exit.
     {'E', "R", "", "D", "", "=", "", "", '.', kSame},
     {'E', "R", "", "", "", "=>", "", "", 'R', kAfterNamed},
+    {'L', "D", "", "D", "", "=", "", "", '.', kSame},
+    {'L', "D", "", "", "", "=>", "", "", 'D', kNamed},
     // Rule 6: silence and answer.
     {'S', "X", "", "A", "", "=", "", "", 'X', kSame},
     {'S', "A", "", "X", "", "=", "", "", 'A', kSame},
@@ -130,6 +132,8 @@ inline void ReferenceModel::Observe(const Observation& observation) {
       source = 'T';
       break;
     case Evidence::kProcess:
+      source = verdict == 'D' ? 'L' : 'E';
+      break;
     case Evidence::kConnection:
       source = 'E';
       break;

@@ -106,6 +106,28 @@ TEST_CASE("an incarnation that was up and ended is one loss, whoever says so and
   CHECK(slot.losses() == 2);
 }
 
+TEST_CASE("the end of the last incarnation's process is the actor's") {
+  Slot slot(ActorId{});
+  slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 1));
+  slot.SetLast(1);
+  slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 0));
+  CHECK(slot.state() == ActorState::kAlive);
+  SUBCASE("by its process") {
+    CHECK(slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 1)).changed);
+    CHECK(slot.state() == ActorState::kDead);
+    CHECK(slot.belief().incarnation == 1);
+    CHECK(slot.losses() == 1);
+    CHECK(slot.entered(ActorState::kDead) == 1);
+    CHECK(!slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 1)).changed);
+    CHECK(slot.stale() == 1);
+  }
+  SUBCASE("and not where there is a next one after all") {
+    slot.SetLast(Observation::kNoIncarnation);
+    slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 1));
+    CHECK(slot.state() == ActorState::kRestarting);
+  }
+}
+
 TEST_CASE("a silence that went on for too long is a loss, one that has ended is none") {
   Slot slot(ActorId{});
   slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 0));
