@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 comma := ,
 
-.PHONY: help demo test bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions list-versions test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test campaign bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions list-versions test-versions fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,12 @@ COMPARISON_ARGS ?=
 comparison: $(VENV)/.installed-comparison  ## One HTTP service written in seven ways while its workers are killed (15 minutes; VENV=.venv-comparison)
 	@mkdir -p bench/out
 	@cd bench && $(abspath $(BIN))/python comparison.py --json out/comparison.json --picture out/comparison.png $(COMPARISON_ARGS)
+
+SECONDS ?= 60
+SEED ?= 1
+CAMPAIGN_ARGS ?=
+campaign: $(VENV)/.installed-test  ## Ledgered calls while everything is disturbed: SECONDS=, SEED=, CAMPAIGN_ARGS="--without kill,rst"
+	@cd tests && $(abspath $(BIN))/python -m campaign --seconds $(SECONDS) --seed $(SEED) $(CAMPAIGN_ARGS)
 
 SANITIZED := -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_BUILD_TYPE=RelWithDebInfo -DACTORSUB_SANITIZE=
 # $(call build_cpp,folder,cmake's arguments)
