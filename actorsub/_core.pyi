@@ -209,6 +209,7 @@ def give(
 class CallBase:
     _state: Any
     _actorsub_unready: bool
+    _actorsub_begun: bool
     _result: Any
     _exception: Any
     _waiters: Any

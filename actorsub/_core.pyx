@@ -1244,6 +1244,8 @@ cdef class CallBase:
     cdef readonly unsigned int _actorsub_mark
     # True while the thread that made the call still copies its arguments: the sender leaves it alone.
     cdef public bint _actorsub_unready
+    # True where that thread was told to give it to Ray itself.
+    cdef readonly bint _actorsub_begun
 
     @property
     def _condition(self):
@@ -1337,6 +1339,7 @@ cdef class CallQueue:
         if admission.ticket:
             call._actorsub_ticket = admission.ticket
             call._actorsub_mark = admission.mark
+            call._actorsub_begun = admission.verdict == Verdict.kSend
             self.calls[admission.ticket] = call
             if admission.arm_ns != <int64_t>NEVER_NS:
                 self.set_timer(admission.arm_ns)

@@ -29,6 +29,7 @@ import ray.cloudpickle
 
 from actorsub import _core, _ray_compat, errors, refs, submit, watcher
 from actorsub.errors import QueueFullError
+from actorsub.fence import fenced, log_failure
 
 logger = logging.getLogger("actorsub")
 
@@ -245,6 +246,10 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         self.set_running_or_notify_cancel()
         self._done_callbacks.clear()
 
+    def _invoke_callbacks(self) -> None:
+        for callback in self._done_callbacks:
+            fenced("a callback of a Call", callback, self)
+
     def _refuse_in_child(self) -> None:
         line: Line | None = self._actorsub_line
         if line is not None and line.actor.is_inherited:
@@ -388,30 +393,29 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
         # Ray's word, or on first use the actor table, before the slot is asked. While calls wait the watcher reads it.
         submit.look(actor)
     call._actorsub_unready = True
-    verdict, release = queue.admit(
-        call, deadline_ns, line.window, policy.max_queued, line.wait_while_away, line.on_pending
-    )
-    if queue.unset_timer_ns != _core.NEVER_NS:
-        # No timer could be set: the watcher has to look at the clock.
-        running.nudge()
-    if verdict == SEND:
-        try:
+    try:
+        verdict, release = queue.admit(
+            call, deadline_ns, line.window, policy.max_queued, line.wait_while_away, line.on_pending
+        )
+        if queue.unset_timer_ns != _core.NEVER_NS:
+            # No timer could be set: the watcher has to look at the clock.
+            running.nudge()
+        if verdict == SEND:
             after = _give(call)
-        except BaseException:
-            _, release = queue.abort(call._actorsub_ticket)
-            if release:
-                call_sender(queue)
-            raise
+        elif verdict == WAIT:
+            make_ready(call, queue, release)
+            after = None
+    except BaseException:
+        _withdraw(call, queue)
+        raise
+    if verdict in (SEND, WAIT):
+        if not up:
+            # It looks more often at an actor that somebody waits for.
+            running.nudge()
         if after is not None and later is not None:
             later.append(after)
         elif after is not None:
             after()
-        return None
-    if verdict == WAIT:
-        make_ready(call, queue, release)
-        if not up:
-            # It looks more often at an actor that somebody waits for.
-            running.nudge()
         return None
     if verdict == _CLOSED:
         return errors.refusal(actor, _CONNECTION_ENDED)
@@ -422,6 +426,22 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
     if verdict == EXPIRED:
         return errors.deadline(actor, sent=False)
     return _refused(actor, is_dead=verdict == _DEAD)
+
+
+def _withdraw(call: Call, queue: _core.CallQueue) -> None:
+    """The thread that makes a call was interrupted, anywhere between being admitted and going on: Ctrl-C, or what the
+    arguments or Ray raised. Nobody will have the call, so it leaves nothing behind."""
+    if not call._actorsub_ticket:
+        return
+    if call._actorsub_begun:
+        # Also where Ray has it: there is no end to wait for any more.
+        queue.abort(call._actorsub_ticket)
+    else:
+        queue.withdrawn += bool(queue.cancel(call._actorsub_ticket)[0])
+    call._actorsub_unready = False
+    queue.is_stalled = False
+    # Once too often does no harm, and what the queue said about it may be lost.
+    call_sender(queue)
 
 
 def _refused(actor: _core.Actor, *, is_dead: bool) -> Any:
@@ -435,22 +455,14 @@ def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
     """Takes the arguments of a call that waits as they are now: what the caller does with its objects after this is not
     what it asked for. The sender leaves the call alone until then.
 
-    `release`: what admit() said. Raises where the arguments do not fit, or cannot be pickled; then the call is gone.
+    `release`: what admit() said. Raises where the arguments do not fit, or cannot be pickled.
     """
-    try:
-        _check_arguments(call)
-        freeze(call)
-    except BaseException:
-        taken_back, freed = queue.cancel(call._actorsub_ticket)
-        release = release or freed
-        # Else it has had another end, which nobody will see.
-        queue.withdrawn += bool(taken_back)
-        raise
-    finally:
-        call._actorsub_unready = False
-        if release or queue.is_stalled:
-            queue.is_stalled = False
-            call_sender(queue)
+    _check_arguments(call)
+    freeze(call)
+    call._actorsub_unready = False
+    if release or queue.is_stalled:
+        queue.is_stalled = False
+        call_sender(queue)
     if call.done():
         # Its deadline was sooner.
         _let_go(call)
@@ -541,9 +553,9 @@ def deliver(call: Call, value: Any, *, raised: bool = False) -> None:
             call.set_exception(value)
         else:
             refs.end_future(call, value)
-    except BaseException:
-        # A callback's SystemExit, say. Everybody else's outcomes depend on this thread.
-        logger.exception("a callback of a Call raised")
+    except Exception:
+        # Everybody else's outcomes depend on this thread.
+        log_failure("ending a Call")
     finally:
         _thread.ends_calls -= 1
         # They refer to the call, and none is added any more: without them no garbage collector is needed.
@@ -640,9 +652,14 @@ def _thawed(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
 def call_sender(queue: _core.CallQueue) -> None:
     """Has the sender look at a queue whose head may leave now."""
     if not queue.is_due and not watcher.is_exiting():
-        queue.is_due = True
-        while not watcher.ensure().send(_take_turn, queue):
-            pass
+        try:
+            queue.is_due = True
+            while not watcher.ensure().send(_take_turn, queue):
+                pass
+        except BaseException:
+            # Else nobody would ask again.
+            queue.is_due = False
+            raise
 
 
 # Held by the sender during a turn: `shutdown()` waits for it for a while only, and the next one may have begun.
@@ -682,7 +699,8 @@ def _send(queue: _core.CallQueue, ticket: int, call: Call) -> None:
                 raise errors.refusal(actor, "The connection to Ray ended while the call waited.")
             after = _give(call)
         actor.count_waited()
-    except Exception as error:
+    except BaseException as error:
+        # Of the arguments' own code, too: they are unpickled here, and pickled again by Ray.
         taken, _ = queue.abort(ticket)
         if taken is not None:
             end(call, error, raised=True)

@@ -32,6 +32,7 @@ import ray
 
 from actorsub import _core, _ray_compat, calls, errors, handle, submit, watcher
 from actorsub.errors import ActorState, Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
+from actorsub.fence import fenced, log_failure
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, OnUnavailable, Policy
 
 logger = logging.getLogger("actorsub")
@@ -902,13 +903,11 @@ class ReplicaGroup:
         return _APPLICATION
 
     def _speaks_against(self, error: ray.exceptions.RayTaskError) -> bool:
-        if self._is_failure is None:
+        ask = self._is_failure
+        if ask is None:
             return False
-        try:
-            return bool(self._is_failure(error))
-        except Exception:
-            logger.exception("is_failure of a group raised; the error counts as the method's own")
-            return False
+        # Where it raises, the error counts as the method's own. What it returns may have a truth of its own.
+        return bool(fenced("is_failure of a group", lambda: bool(ask(error)), failed=False))
 
     def _moves(
         self, call: GroupCall, options: _Options, member: _core.GroupMember, error: BaseException, outcome: int
@@ -946,7 +945,8 @@ class ReplicaGroup:
         assert call._method is not None
         try:
             error = self._route(call, call._method._options, on_sender=True)
-        except Exception as raised:
+        except BaseException as raised:
+            # A balancer's, or of the arguments' own code.
             error = raised
         if error is not None:
             call._finish(error, raised=True)
@@ -1250,8 +1250,8 @@ def _ask_factory(group: weakref.ref[ReplicaGroup], failures: int) -> None:
             return
         alive._add([alive._factory()], failures)
         alive._counts["replaced"] += 1
-    except Exception:
-        logger.exception("the factory %r of a group failed", alive._factory)
+    except BaseException:
+        log_failure("the factory %r of a group", alive._factory)
         alive._replace(failures + 1)
     finally:
         _at_factory.discard(threading.current_thread())

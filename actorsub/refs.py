@@ -20,6 +20,7 @@ from typing import Any
 import ray
 
 from actorsub import _core, _ray_compat, errors, watcher
+from actorsub.fence import fenced
 
 #: In a task, which gives its CPU back only inside Ray's own blocking calls: how long one of them may last before the
 #: next look at whether the actor is lost.
@@ -46,7 +47,7 @@ class _Hub:
             parties = list(self.parties)
             self.parties.clear()
         for party in parties:
-            party.arrived(value)
+            fenced("a callback of a future", party.arrived, value)
 
 
 # By the ref's binary id. The lock is held for a few dict operations and never while calling out.
@@ -139,6 +140,14 @@ class _LoopOutcome(Outcome):
                 raise
 
 
+class _Future(concurrent.futures.Future):  # type: ignore[type-arg]
+    _done_callbacks: list[Callable[[Any], object]]
+
+    def _invoke_callbacks(self) -> None:
+        for callback in self._done_callbacks:
+            fenced("a callback of a future", callback, self)
+
+
 class _FutureOutcome(Outcome):
     """`.future()`: ends a concurrent.futures.Future."""
 
@@ -172,7 +181,8 @@ def end_future(future: Any, value: Any) -> None:
     if future.done():
         return
     if isinstance(value, ray.exceptions.RayTaskError):
-        error = value.as_instanceof_cause()
+        # Makes a class of the method's own one, whose code may have its say in that.
+        error = fenced("the class of a method's exception", value.as_instanceof_cause, failed=value)
         # The interpreter reads a StopIteration that leaves an `await` as one of its own making, and crashes on Ray's.
         future.set_exception(value if isinstance(error, StopIteration) else error)
     elif isinstance(value, ray.exceptions.RayError):
@@ -200,7 +210,7 @@ class ObjectRef(ray.ObjectRef):
         return future.__await__()
 
     def future(self) -> concurrent.futures.Future[Any]:
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future: concurrent.futures.Future[Any] = _Future()
         # As with Ray's: who keeps the future keeps the object.
         future.object_ref = self  # type: ignore[attr-defined]
         outcome = _FutureOutcome(self, future)

@@ -28,6 +28,7 @@ from typing import Any
 
 from actorsub import _core, _ray_compat
 from actorsub.errors import ActorState
+from actorsub.fence import fenced, log_failure
 
 logger = logging.getLogger("actorsub")
 
@@ -116,6 +117,8 @@ class _Background:
             except Exception:
                 # Whatever Ray raises while its control store or raylet is away; who needs it asks again.
                 logger.debug("%s failed", function.__name__, exc_info=True)
+            except BaseException:
+                log_failure("%s, on the thread %s,", function.__name__, threading.current_thread().name)
             # No reference to an actor while this thread waits.
             del request, function, arguments
             self._done()
@@ -265,7 +268,7 @@ class Watcher:
     def _take_in_events(self) -> None:
         for actor, kind, _, _, timer in _core.drain_events():
             if kind == "timer":
-                users.calls.expire(timer)
+                fenced("what a timer was set for", users.calls.expire, timer)
             elif actor is not None:
                 self._take_in(actor, kind)
 
@@ -302,9 +305,9 @@ class Watcher:
                 if actor.unhurried and actor.next_read_s > begin_s:
                     # Promised, and only once: not stretched like a tick.
                     deadline_s = min(deadline_s, actor.next_read_s)
-            except Exception:
+            except BaseException:
                 # One actor's trouble must not blind this process to all others.
-                logger.exception("looking at an actor failed")
+                log_failure("looking at an actor")
                 tick_s = min(tick_s, begin_s + MAX_READ_INTERVAL_S)
         end_s = _core.now_s()
         # Time on the processor: a look that waits for the GIL, or for its turn on a busy machine, costs nothing. The
@@ -437,10 +440,7 @@ class Registration:
             actor.listeners.remove(self)
 
     def tell(self, actor: _core.Actor, old: Any, new: Any, evidence: str | None) -> None:
-        try:
-            self._fn(actor.key.hex(), old, new, evidence)
-        except Exception:
-            logger.exception("a function given to on_state_change raised; it stays registered")
+        fenced("a function given to on_state_change", self._fn, actor.key.hex(), old, new, evidence)
 
 
 def tell(actor: _core.Actor) -> None:
