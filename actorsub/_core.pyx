@@ -219,7 +219,7 @@ STATE_NAMES = tuple([ActorStateName(<ActorState><int>i).decode() for i in range(
 EVIDENCE_NAMES = tuple([EvidenceName(<Evidence><int>i).decode() for i in range(7)])
 REFUSAL_NAMES = tuple([RefusalName(<Refusal><int>i).decode() for i in range(6)])
 
-# What `.remote()` may do while the actor is away, as `fill_method` takes it. "ray": Ray resends the call, so it is Ray's.
+# What `.remote()` may do while the actor is away, as `fill_method` takes it. "ray": Ray resends the call and gets it.
 WISHES = {"ref": 0, "raise": 1, "wait": 2, "ray": 3}
 cdef int kOnUnavailableRef = 0
 cdef int kOnUnavailableRaise = 1
@@ -297,7 +297,7 @@ cdef class Traveller:
 
     cdef tuple arguments
 
-    def __init__(self, tuple arguments):
+    def __cinit__(self, tuple arguments not None):
         self.arguments = arguments
 
     def __add__(self, weak_flag):
@@ -339,11 +339,14 @@ cdef class Supply:
     # True while they are being made in the background.
     cdef public bint filling
 
-    def __init__(self, unsigned short version, make, Py_ssize_t wanted):
+    def __cinit__(self, unsigned short version, make, Py_ssize_t wanted):
         self.version = version
         self.make = make
         self.wanted = wanted
         self.refs = []
+
+
+cdef tuple making_actor = (object(),)
 
 
 cdef class Actor:
@@ -412,8 +415,10 @@ cdef class Actor:
     cdef public bint unhurried
     cdef object __weakref__
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("Actor objects are made by actor_of()")
+    # There is none without a slot, whoever asks for it.
+    def __cinit__(self, *args):
+        if args != making_actor:
+            raise TypeError("Actor objects are made by actor_of()")
 
     def __dealloc__(self):
         if self.reference != NULL and self.generation == fork_generation:
@@ -525,7 +530,7 @@ def actor_of(ray_id, session):
     if len(key) != 16:
         raise ValueError(f"an actor id has 16 bytes, got {len(key)}")
     memcpy(id.data(), <const char*>key, 16)
-    actor = Actor.__new__(Actor)
+    actor = Actor.__new__(Actor, making_actor[0])
     actor.reference = new SlotRef(registry.Acquire(id))
     actor.slot = actor.reference.get()
     actor.generation = fork_generation
@@ -547,7 +552,7 @@ def actor_of(ray_id, session):
 cdef class _ForgetActor:
     cdef bytes key
 
-    def __init__(self, key):
+    def __cinit__(self, bytes key not None):
         self.key = key
 
     def __call__(self, reference):
@@ -644,12 +649,12 @@ cdef class CertifiedError(Exception):
         self._incarnation = -1 if incarnation is None else incarnation
         self._detail = detail
 
-    def _certify_refusal(self, Actor actor, detail=None):
+    def _certify_refusal(self, Actor actor not None, detail=None):
         self._from_actor = actor
         self._detail = detail
         _take_belief(self, actor.slot.word())
 
-    def _certify_loss(self, Actor actor, detail=None):
+    def _certify_loss(self, Actor actor not None, detail=None):
         """The same for a call that was in flight: sent, and about the incarnation that had it."""
         self._certify_refusal(actor, detail)
         self._sent = True
@@ -748,7 +753,7 @@ cdef class Submission:
     cdef bint any_keyword
     cdef uint64_t required              # One bit for each parameter.
 
-    def __init__(self, tuple arguments, Py_ssize_t place, int num_returns, list parameters):
+    def __cinit__(self, tuple arguments not None, Py_ssize_t place, int num_returns, list parameters not None):
         cdef uint64_t bit = 1
         cdef Py_ssize_t number = 0
         if len(parameters) > kReserved or not 0 <= place < len(arguments) < 32:
@@ -774,7 +779,7 @@ cdef class Submission:
         self.keywords["self"] = kReserved
         self.keywords["_ray_trace_ctx"] = kReserved
 
-    def flatten(self, tuple args, dict kwargs):
+    def flatten(self, tuple args not None, dict kwargs):
         """The arguments as Ray's core takes them, as a list; None where Ray's own code has to look."""
         cdef PyObject* flat = flatten_both(self, args, kwargs)
         if flat == NULL:
@@ -919,7 +924,7 @@ cdef class MethodBase:
         return make_early(self.actor, mark, result) if self.early else result
 
 
-def fill_handle(HandleBase handle, Actor actor, inner, policy):
+def fill_handle(HandleBase handle not None, Actor actor not None, inner, policy):
     handle.actor = actor
     handle._actorsub_inner = inner
     handle._actorsub_policy = policy
@@ -953,7 +958,7 @@ cdef void forget_ref(PyObject* ref) noexcept:
         Py_DECREF(<object>actor)
 
 
-def early_of(plain, Actor actor, unsigned int mark):
+def early_of(plain, Actor actor not None, unsigned int mark):
     """An ObjectRef of the subclass for the same object: `plain` itself, where the installed Ray's layout allows it.
 
     `plain` must have been made just now: nobody else may hold it.
@@ -971,7 +976,7 @@ def early_of(plain, Actor actor, unsigned int mark):
                     raise
                 # The connection ended after the call was sent: there is nothing to be failed early any more.
                 return plain
-    elif ref_notes.count(<PyObject*>ref):
+    elif not isinstance(ref, early_ref) or ref_notes.count(<PyObject*>ref):
         return ref
     note.actor = <PyObject*>actor
     note.mark = mark
@@ -1013,8 +1018,8 @@ ctypedef PyObject* (*failed_ref_or_null)(
 
 
 def fill_method(
-    MethodBase method, Actor actor, handle, str name, inner, call, options, policy, str wish, bint early,
-    Submission submission
+    MethodBase method not None, Actor actor not None, handle, str name, inner, call, options, policy, str wish,
+    bint early, Submission submission
 ):
     method.actor = actor
     method._actorsub_handle = handle
@@ -1032,7 +1037,7 @@ def fill_method(
     return method
 
 
-def fill_variant(MethodBase method, MethodBase like, policy, str wish):
+def fill_variant(MethodBase method not None, MethodBase like not None, policy, str wish):
     """As fill_method(), for the same method under another policy."""
     fill_method(
         method, like.actor, like._actorsub_handle, like._actorsub_name, like._actorsub_inner, like.remote_call,
@@ -1154,9 +1159,9 @@ def bind_news(function):
 def state(handle):
     """state(handle)
 
-    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread; where that is not ALIVE, also a
-    look at Ray's local state, so that it is ALIVE once a call has been answered. UNKNOWN once the connection to Ray that
-    the handle belongs to has ended.
+    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread; where that is not ALIVE, also
+    a look at Ray's local state, so that it is ALIVE once a call has been answered. UNKNOWN once the connection to Ray
+    that the handle belongs to has ended.
 
     Raises TypeError for anything but a wrapped handle (`actorsub.wrap` makes one of a plain Ray handle).
     """
@@ -1172,7 +1177,10 @@ def state(handle):
                     ray_has_news(actor)
                 known = StateOf(actor.slot.word())
             return state_members[<int>known]
-    raise TypeError(f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}")
+    raise TypeError(
+        "expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), "
+        f"got one of type {type(handle).__name__}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -1204,7 +1212,7 @@ def now_ns():
     return Clock.Monotonic().NowNs()
 
 
-def give(Submission submission, remote_call, Actor actor, tuple args, dict kwargs):
+def give(Submission submission, remote_call, Actor actor not None, tuple args not None, dict kwargs not None):
     """Gives a call to Ray, which returns what `.remote()` returns; Ray's own refs, counted."""
     cdef PyObject* flat = NULL
     cdef PyObject* result
@@ -1249,6 +1257,8 @@ cdef class CallBase:
 
     @property
     def _condition(self):
+        if self._state is None:
+            raise RuntimeError("calls are made by methods of handles: handle.method.call(...)")
         # Of each its own, as with every Future: `concurrent.futures.wait` takes those of all its futures, in an order
         # that one lock for all Calls would break. Made when somebody asks, since most that wait in line need none.
         if self._lock is None:
@@ -1324,8 +1334,8 @@ cdef class CallQueue:
     cdef unsigned long generation
 
     def admit(
-        self, CallBase call, int64_t deadline_ns, unsigned int window, unsigned int max_queued, bint wait_while_away,
-        int on_pending
+        self, CallBase call not None, int64_t deadline_ns, unsigned int window, unsigned int max_queued,
+        bint wait_while_away, int on_pending
     ):
         """(verdict, release) of Admit; notes the call where it got a ticket."""
         cdef CallRules rules
@@ -1557,7 +1567,7 @@ cdef class GroupMember:
     cdef readonly dict methods
     cdef unsigned long generation
 
-    def __cinit__(self, GroupState group, Actor actor, handle):
+    def __cinit__(self, GroupState group not None, Actor actor not None, handle):
         self.group = group
         self.actor = actor
         self.handle = handle
@@ -1611,7 +1621,8 @@ cdef class GroupPicker:
     cdef bint use_pending
 
     def __cinit__(
-        self, list members, int kind, *, double panic_share, double bounded_load, bint use_pending, uint64_t seed
+        self, list members not None, int kind, *, double panic_share, double bounded_load, bint use_pending,
+        uint64_t seed
     ):
         cdef PickerOptions options
         cdef vector[Member*] native
@@ -1621,7 +1632,11 @@ cdef class GroupPicker:
         options.bounded_load = bounded_load
         options.use_pending = use_pending
         options.seed = seed
+        if kind not in BALANCERS.values():
+            raise ValueError(f"no balancer has the number {kind}")
         for member in members:
+            if member is None:
+                raise TypeError("None is no member")
             native.push_back(member.member)
         self.members = members
         self.index_of = {member: i for i, member in enumerate(members)}
@@ -1678,7 +1693,7 @@ def sentinel_runs():
     return sentinel.running()
 
 
-def watch(Actor actor, unsigned int incarnation, str ip, int port, int pid, bint http2):
+def watch(Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, bint http2):
     """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when something is watched.
 
     `pid` 0: not on this host. `port` 0: no connection.
@@ -1700,7 +1715,7 @@ def watch(Actor actor, unsigned int incarnation, str ip, int port, int pid, bint
     return actor.watched
 
 
-def unwatch(Actor actor):
+def unwatch(Actor actor not None):
     if not actor.is_inherited:
         forget_watch(actor.key)
         actor.watched = False
@@ -1713,7 +1728,7 @@ cdef void forget_watch(bytes key) noexcept:
     sentinel.Unwatch(id)
 
 
-def update_limits(Actor actor):
+def update_limits(Actor actor not None):
     """Takes the limits of `actor` over into its watch."""
     cdef ActorId id
     memcpy(id.data(), <const char*>actor.key, 16)

@@ -490,11 +490,20 @@ def _give(call: Call) -> Callable[[], None] | None:
     Returns what is left to do once no lock is held: where the call has its outcome already, to end it.
     """
     line: Line = call._actorsub_line
+    args, kwargs = _thawed(call)
+    not_taken: TypeError | None = None
     try:
-        given = _core.give(line.submission, line.remote_call, line.actor, *_thawed(call))
+        given = _core.give(line.submission, line.remote_call, line.actor, args, kwargs)
     except ray.exceptions.PendingCallsLimitExceeded as error:
         # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
         raise errors.queue_full(line.actor, f"Ray's limit: {error}") from None
+    except TypeError as error:
+        not_taken = error
+    if not_taken is not None:
+        # Ray's complaint about an argument that cannot be pickled is full of what is in it.
+        _check_arguments(call)
+        _refuse_unpicklable(args, kwargs)
+        raise not_taken
     _let_go(call)
     call._actorsub_sent_ns = _core.now_ns()
     line.actor.used = True
@@ -611,14 +620,7 @@ class _Frozen:
         buffer = io.BytesIO()
         pickler = ray.cloudpickle.CloudPickler(buffer)
         pickler.persistent_id = self._persistent_id
-        try:
-            pickler.dump(arguments)
-        except TypeError as error:
-            # Of other errors Ray says nothing either.
-            raise TypeError(
-                f"Could not serialize the arguments {arguments!r} of a call: {error}. They are pickled when the call "
-                "is made, because it has to wait"
-            ) from error
+        pickler.dump(arguments)
         self._bytes = buffer.getvalue()
 
     def _persistent_id(self, thing: Any) -> int | None:
@@ -637,7 +639,26 @@ def freeze(call: Call) -> None:
     args, kwargs = call._actorsub_args, call._actorsub_kwargs
     if args is None or isinstance(args, _Frozen) or all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
         return
-    call._actorsub_args, call._actorsub_kwargs = _Frozen((args, kwargs)), None
+    try:
+        frozen = _Frozen((args, kwargs))
+    except TypeError:
+        _refuse_unpicklable(args, kwargs)
+        raise
+    call._actorsub_args, call._actorsub_kwargs = frozen, None
+
+
+def _refuse_unpicklable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises a TypeError that names the argument that cannot be pickled by its place and type, not by its contents,
+    which are nobody's business but the caller's. Other errors than TypeErrors are let out as they are, as Ray does."""
+    places = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
+    places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+    for place, value in places:
+        try:
+            _Frozen(value)
+        except TypeError as error:
+            raise TypeError(
+                f"Could not serialize {place} of a call, of type {type(value).__qualname__}: {error}"
+            ) from error
 
 
 def _thawed(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -33,7 +33,7 @@ import ray
 from actorsub import _core, _ray_compat, calls, errors, handle, submit, watcher
 from actorsub.errors import ActorState, Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
 from actorsub.fence import fenced, log_failure
-from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, OnUnavailable, Policy
+from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, OnUnavailable, Policy, shown
 
 logger = logging.getLogger("actorsub")
 
@@ -132,29 +132,31 @@ def _check_ray_option(name: str) -> None:
 
 
 def _check_retry(value: Any) -> Any:
-    if value not in ("unsent", "always", "never"):
-        raise ValueError(f"retry must be one of 'unsent', 'always', 'never', got {value!r}")
+    if not isinstance(value, str) or value not in ("unsent", "always", "never"):
+        raise ValueError(f"retry must be one of 'unsent', 'always', 'never', got {shown(value)}")
     return value
 
 
 def _check_max_attempts(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"max_attempts must be a whole number, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"max_attempts must be a whole number, got {shown(value)} of type {type(value).__name__}")
     if not 1 <= value <= 100:
-        raise ValueError(f"max_attempts must be from 1 to 100, got {value!r}")
+        raise ValueError(f"max_attempts must be from 1 to 100, got {shown(value)}")
     return value
 
 
 def _key_number(key: Any) -> int:
     # Not hash(): every process has to come to the same member.
     if isinstance(key, str):
-        data = b"s" + key.encode()
+        # Names of files may have surrogates.
+        data = b"s" + key.encode(errors="surrogatepass")
     elif isinstance(key, bytes):
         data = b"b" + key
     elif isinstance(key, int) and not isinstance(key, bool):
-        data = b"i%d" % key
+        data = b"i%x" % key
     else:
-        raise TypeError(f"key must be a str, bytes or int, got {key!r} of type {type(key).__name__}")
+        # Its type alone: keys are often about people.
+        raise TypeError(f"key must be a str, bytes or int, got one of type {type(key).__name__}")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
 
@@ -450,13 +452,13 @@ class ReplicaGroup:
     ) -> None:
         if not callable(balancer) and not (isinstance(balancer, str) and balancer in _core.BALANCERS):
             accepted = ", ".join(map(repr, _core.BALANCERS))
-            raise ValueError(f"balancer must be one of {accepted}, or a function, got {balancer!r}")
+            raise ValueError(f"balancer must be one of {accepted}, or a function, got {shown(balancer)}")
         for name, function in (("is_failure", is_failure), ("factory", factory)):
             if function is not None and not callable(function):
-                raise TypeError(f"{name} must be a function or None, got {function!r}")
+                raise TypeError(f"{name} must be a function or None, got {shown(function)}")
         _check_ejection(consecutive_failures, base_ejection_s, max_ejection_s, max_ejected_share)
         if isinstance(bounded_load, bool) or not isinstance(bounded_load, (int, float)) or not 1 <= bounded_load <= 100:
-            raise ValueError(f"bounded_load must be from 1 to 100, got {bounded_load!r}")
+            raise ValueError(f"bounded_load must be from 1 to 100, got {shown(bounded_load)}")
         policy = DEFAULT_POLICY.replace(
             timeout_s=timeout_s, max_in_flight=max_in_flight, max_queued=max_queued, on_unavailable=on_unavailable
         )
@@ -725,7 +727,7 @@ class ReplicaGroup:
         for state, one in zip(states, able, strict=True):
             if state is chosen:
                 return one, 0
-        raise TypeError(f"the balancer must return one of the members that it was given, got {chosen!r}")
+        raise TypeError(f"the balancer must return one of the members that it was given, got {shown(chosen)}")
 
     def _route(self, call: GroupCall, options: _Options, *, on_sender: bool) -> Any:
         """Makes the next attempt. None: under way, or waiting; else the error that ends the call.
@@ -1205,14 +1207,16 @@ def _check_ejection(consecutive: Any, base_s: Any, max_s: Any, share: Any) -> No
     if consecutive is not None and (
         isinstance(consecutive, bool) or not isinstance(consecutive, int) or not 1 <= consecutive <= 127
     ):
-        raise ValueError(f"consecutive_failures must be a whole number from 1 to 127, or None, got {consecutive!r}")
+        raise ValueError(
+            f"consecutive_failures must be a whole number from 1 to 127, or None, got {shown(consecutive)}"
+        )
     for name, value in (("base_ejection_s", base_s), ("max_ejection_s", max_s)):
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 86400:
-            raise ValueError(f"{name} must be over 0 and at most 86400 seconds, got {value!r}")
+            raise ValueError(f"{name} must be over 0 and at most 86400 seconds, got {shown(value)}")
     if max_s < base_s:
         raise ValueError(f"max_ejection_s must be at least base_ejection_s ({base_s!r}), got {max_s!r}")
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-        raise ValueError(f"max_ejected_share must be from 0 to 1, got {share!r}")
+        raise ValueError(f"max_ejected_share must be from 0 to 1, got {shown(share)}")
 
 
 def _first_ref(result: Any) -> Any:

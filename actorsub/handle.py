@@ -14,7 +14,7 @@ import ray.actor
 
 from actorsub import _core, _ray_compat, calls, refs, submit, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
-from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, split_options
+from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, shown, split_options
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -245,7 +245,7 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received:
     if not isinstance(handle, ray.actor.ActorHandle):
         if _ray_compat.is_client_handle(handle):
             raise TypeError(_CLIENT)
-        raise TypeError(f"wrap() takes a Ray actor handle, got {handle!r} of type {type(handle).__name__}")
+        raise TypeError(f"wrap() takes a Ray actor handle, got {shown(handle)} of type {type(handle).__name__}")
     _refuse_unusable_connection()
     _ray_compat.warn_once()
     actor = _core.actor_of(_ray_compat.actor_id_of(handle), _ray_compat.session_token())
@@ -283,6 +283,7 @@ def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
     """
     check_names(options)
     if isinstance(handle, ActorHandle):
+        _check_handle(handle)
         return wrap_with_policy(handle, handle._actorsub_policy.replace(**options)) if options else handle
     return wrap_with_policy(handle, DEFAULT_POLICY.replace(**options))
 
@@ -385,7 +386,7 @@ def _make_actor_class(cls: Any, options: dict[str, Any]) -> Any:
             "Use actorsub.remote instead of ray.remote, or actorsub.wrap on its handles"
         )
     if not inspect.isclass(cls):
-        raise TypeError(f"actorsub.remote takes a class, got {cls!r}; for functions use ray.remote")
+        raise TypeError(f"actorsub.remote takes a class, got {shown(cls)}; for functions use ray.remote")
     ours, rays = split_options(options)
     actor_class = ray.remote(**rays)(cls) if rays else ray.remote(cls)
     ray_class = type(actor_class)
@@ -407,9 +408,9 @@ def _make_actor_class(cls: Any, options: dict[str, Any]) -> Any:
 
 
 def _check_handle(handle: Any) -> ActorHandle:
-    if not isinstance(handle, ActorHandle):
+    if not isinstance(handle, ActorHandle) or handle._actorsub_actor is None:
         raise TypeError(
-            f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {handle!r}"
+            f"expected a handle made by actorsub (actorsub.wrap makes one of any Ray handle), got {shown(handle)}"
         )
     return handle
 
@@ -468,7 +469,7 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     """
     actor = _check_handle(handle)._actorsub_actor
     if not callable(fn):
-        raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {fn!r}")
+        raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {shown(fn)}")
     registration = watcher.Registration(actor, fn)
     actor.listeners.append(registration)
     watcher.hurry(actor)

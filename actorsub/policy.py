@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
-import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -17,6 +16,9 @@ Detect = Literal["auto", "ray"]
 MAX_TIMEOUT_S = 366 * 86400.0
 
 
+#: Longer ones are cut off in messages.
+MAX_SHOWN = 100
+
 #: What the core counts with.
 MAX_COUNT = 2**31 - 1
 
@@ -24,30 +26,41 @@ MAX_COUNT = 2**31 - 1
 MIN_SILENCE_S = 0.2
 
 
+def shown(value: Any) -> str:
+    """A wrong value as a message shows it, whatever it is: its `repr` may be long, or may itself raise."""
+    try:
+        text = repr(value)
+    except Exception:
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
+
+
 def _choice(name: str, value: Any, accepted: tuple[str, ...]) -> None:
     listed = ", ".join(repr(one) for one in accepted)
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be one of {listed}, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be one of {listed}, got {shown(value)} of type {type(value).__name__}")
     if value not in accepted:
-        raise ValueError(f"{name} must be one of {listed}, got {value!r}")
+        raise ValueError(f"{name} must be one of {listed}, got {shown(value)}")
 
 
 def _seconds(name: str, value: Any, at_least_s: float | None = None) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number of seconds or None, got {value!r} of type {type(value).__name__}")
+        kind = type(value).__name__
+        raise TypeError(f"{name} must be a number of seconds or None, got {shown(value)} of type {kind}")
+    # Compared only, also with nan: an int may be too large for a float.
     if at_least_s is not None and not at_least_s <= value <= MAX_TIMEOUT_S:
-        raise ValueError(f"{name} must be from {at_least_s} to {MAX_TIMEOUT_S:.0f} seconds, got {value!r}")
-    if math.isnan(value) or not 0 < value <= MAX_TIMEOUT_S:
-        raise ValueError(f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {value!r}")
+        raise ValueError(f"{name} must be from {at_least_s} to {MAX_TIMEOUT_S:.0f} seconds, got {shown(value)}")
+    if not 0 < value <= MAX_TIMEOUT_S:
+        raise ValueError(f"{name} must be over 0 and at most {MAX_TIMEOUT_S:.0f} seconds, or None, got {shown(value)}")
 
 
 def _count(name: str, value: Any, at_least: int, otherwise: str = "") -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be a whole number{otherwise}, got {value!r} of type {type(value).__name__}")
+        raise TypeError(f"{name} must be a whole number{otherwise}, got {shown(value)} of type {type(value).__name__}")
     if not at_least <= value <= MAX_COUNT:
-        raise ValueError(f"{name} must be from {at_least} to {MAX_COUNT}{otherwise}, got {value!r}")
+        raise ValueError(f"{name} must be from {at_least} to {MAX_COUNT}{otherwise}, got {shown(value)}")
 
 
 @dataclasses.dataclass(frozen=True)
