@@ -24,6 +24,7 @@ from actorsub._cpp.actor_state cimport (
     DecodeBelief,
     Evidence,
     EvidenceName,
+    InDoubt,
     Observation,
     StateOf,
 )
@@ -475,6 +476,11 @@ cdef class Actor:
     def set_last(self, incarnation):
         """Ray will not restart this incarnation; None: it restarts each. See slot.h."""
         self.slot.SetLast(-1 if incarnation is None else <int64_t>incarnation)
+
+    @property
+    def in_doubt(self):
+        """True while its port was refused and nobody has withdrawn that, or said more; see actor_state.h, rule 10."""
+        return InDoubt(self.slot.belief())
 
     def losses(self):
         """How often everything in flight at this actor was lost; see slot.h, invariant 4."""

@@ -24,7 +24,9 @@ class ActorState(enum.Enum):
     PENDING = "pending"  #: Never up so far: waiting for resources, or running its first constructor.
     ALIVE = "alive"  #: Takes calls.
     RESTARTING = "restarting"  #: Its process ended; Ray is making the next incarnation.
-    UNREACHABLE = "unreachable"  #: Believed to run, but it does not answer. Withdrawn when it does.
+    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when Ray's
+    #: table agrees, too.
+    UNREACHABLE = "unreachable"
     DEAD = "dead"  #: Gone for good, as far as anybody knows.
 
 
@@ -33,7 +35,7 @@ _WHAT_IS_WRONG = {
     ActorState.PENDING: "was never up yet",
     ActorState.ALIVE: "was lost",
     ActorState.RESTARTING: "is restarting",
-    ActorState.UNREACHABLE: "does not answer",
+    ActorState.UNREACHABLE: "cannot be reached",
     ActorState.DEAD: "is dead",
 }
 

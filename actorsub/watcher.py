@@ -1,9 +1,10 @@
 """The two Python threads behind the handles: one acts on evidence, one reads the actor table.
 
 The watcher blocks in the core, without the GIL, until the sentinel has evidence or somebody nudges. While every actor
-is up and watched by the sentinel it sleeps; it looks every `BUSY_TICK_S` while an actor is on its way back, and every
-`IDLE_TICK_S` at those that the sentinel does not watch. It holds no strong reference to a handle: an `Actor` record
-lives as long as its handles, and the watcher finds it through weak references.
+is up and watched by the sentinel it sleeps; it looks every `BUSY_TICK_S` while an actor is on its way back, or refuses
+connections and the table does not say why yet, and every `IDLE_TICK_S` at those that the sentinel does not watch. It
+holds no strong reference to a handle: an `Actor` record lives as long as its handles, and the watcher finds it through
+weak references.
 
 The table is read on a thread of its own because a read blocks for as long as the control store is down, and local
 evidence must go on working meanwhile. A row that says ALIVE is what arms the sentinel.
@@ -155,7 +156,7 @@ def read_table(actor: _core.Actor) -> None:
             _ray_compat.local_process(row),
             not _ray_compat.uses_tls(),
         )
-    heard = actor.watched or actor.is_subscribed
+    heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
     if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
         # This was the read that was planned, unless evidence that came meanwhile has planned another.
         actor.next_read_s = 0.0
@@ -341,7 +342,7 @@ class Watcher:
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
-        if state in _UP:
+        if state in _UP and not actor.in_doubt:
             return self._next_look_at_up(actor, now_s)
         if state == "dead":
             return self._read_again(actor, now_s) if actor.death is None else _NEVER

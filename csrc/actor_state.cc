@@ -43,7 +43,7 @@ bool RayHoldsBack(const Belief& belief) {
   return belief.ray_last == ActorState::kRestarting || belief.ray_last == ActorState::kDead;
 }
 
-// The only place where a state, an incarnation or a version moves (rule 7).
+// The only place where a state or an incarnation moves, and the version with them (rule 7).
 Belief Become(Belief belief, Evidence evidence, ActorState state, std::uint32_t incarnation, bool provisional = false) {
   assert(IsLegalTransition(belief.state, state));
   const bool moved = belief.state != state || belief.incarnation != incarnation;
@@ -56,6 +56,16 @@ Belief Become(Belief belief, Evidence evidence, ActorState state, std::uint32_t 
   belief.state = state;
   belief.incarnation = incarnation;
   belief.provisional = provisional;
+  belief.answered = false;
+  return belief;
+}
+
+// A step within a doubt (rule 10).
+Belief Note(Belief belief, bool answered) {
+  if (belief.answered != answered) {
+    belief.version = static_cast<std::uint16_t>(belief.version + 1);
+  }
+  belief.answered = answered;
   return belief;
 }
 
@@ -142,6 +152,9 @@ bool TableOverrules(const Belief& belief, ActorState verdict, std::uint32_t name
   if (belief.provisional && verdict == ActorState::kRestarting) {
     return true;
   }
+  if (InDoubt(belief) && belief.answered && verdict == ActorState::kAlive) {
+    return fresh;
+  }
   return fresh && belief.state == ActorState::kDead && belief.evidence == Evidence::kCall;
 }
 
@@ -172,7 +185,8 @@ Belief OnTable(const Belief& before, const Observation& observation) {
                                                          (named == before.incarnation && before.provisional))) {
       // Rule 9.
       state = ActorState::kRestarting;
-    } else if (before.state == ActorState::kUnreachable && named <= before.incarnation) {
+    } else if (before.state == ActorState::kUnreachable && named < before.incarnation) {
+      // The answer is still to come.
       state = ActorState::kUnreachable;
     }
   }
@@ -180,7 +194,7 @@ Belief OnTable(const Belief& before, const Observation& observation) {
 }
 
 Belief OnExit(const Belief& before, const Observation& observation) {
-  const bool is_last = observation.verdict == ActorState::kDead && observation.evidence == Evidence::kProcess;
+  const bool is_last = observation.verdict == ActorState::kDead;
   if ((!is_last && observation.verdict != ActorState::kRestarting) || !NamesIncarnation(observation)) {
     return before;
   }
@@ -194,9 +208,33 @@ Belief OnExit(const Belief& before, const Observation& observation) {
   return Become(after, observation.evidence, ActorState::kRestarting, Next(named), /*provisional=*/true);
 }
 
+Belief OnRefused(const Belief& before, const Observation& observation) {
+  const bool is_up = before.state == ActorState::kAlive || before.state == ActorState::kUnreachable;
+  if (observation.verdict != ActorState::kUnreachable || !is_up || !NamesIncarnation(observation) ||
+      observation.incarnation < static_cast<std::int64_t>(before.incarnation)) {
+    return before;
+  }
+  const auto named = static_cast<std::uint32_t>(observation.incarnation);
+  if (InDoubt(before) && named == before.incarnation) {
+    return Note(before, /*answered=*/false);
+  }
+  Belief after = before;
+  after.incarnation_known = true;
+  if (before.state == ActorState::kUnreachable && named == before.incarnation) {
+    after.evidence = Evidence::kConnection;
+    after.version = static_cast<std::uint16_t>(after.version + 1);
+    return after;
+  }
+  return Become(after, Evidence::kConnection, ActorState::kUnreachable, named);
+}
+
 Belief OnSilence(const Belief& before, const Observation& observation) {
   if (!NamesIncarnation(observation) || observation.incarnation != static_cast<std::int64_t>(before.incarnation)) {
     return before;
+  }
+  if (InDoubt(before)) {
+    const bool tells = observation.verdict == ActorState::kAlive || observation.verdict == ActorState::kUnreachable;
+    return tells ? Note(before, observation.verdict == ActorState::kAlive) : before;
   }
   const bool silenced = before.state == ActorState::kAlive && observation.verdict == ActorState::kUnreachable;
   const bool answered = before.state == ActorState::kUnreachable && observation.verdict == ActorState::kAlive;
@@ -286,6 +324,7 @@ std::uint64_t EncodeBelief(const Belief& belief) {
          static_cast<std::uint64_t>(belief.ray_last) << kRayLastShift |
          static_cast<std::uint64_t>(belief.incarnation_known) << kKnownShift |
          static_cast<std::uint64_t>(belief.provisional) << kProvisionalShift |
+         static_cast<std::uint64_t>(belief.answered) << kAnsweredShift |
          static_cast<std::uint64_t>(belief.version) << kVersionShift |
          static_cast<std::uint64_t>(belief.incarnation) << kIncarnationShift;
 }
@@ -297,8 +336,9 @@ Belief Decide(const Belief& before, const Observation& observation) {
     case Evidence::kTable:
       return OnTable(before, observation);
     case Evidence::kProcess:
-    case Evidence::kConnection:
       return OnExit(before, observation);
+    case Evidence::kConnection:
+      return OnRefused(before, observation);
     case Evidence::kSilence:
       return OnSilence(before, observation);
     case Evidence::kCall:

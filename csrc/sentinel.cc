@@ -53,6 +53,13 @@ constexpr std::int64_t kSettledNs = 1 * kNsPerSecond;
 constexpr std::uint8_t kRedialsAtOnce = 2;
 constexpr std::uint8_t kCalmRedial = 3;  // From this one on there is nothing to gain by hurry.
 constexpr std::int64_t kMaxRedialDelayNs = 1 * kNsPerSecond;
+constexpr std::int64_t kMaxRefusedDelayNs = 500 * kNsPerMs;
+constexpr std::int64_t kRefusedShareNs = 2 * kNsPerMs;  // All that are refused together: one dial in this time.
+// What may come from one peer: one read or reply in this time, and as many at once as fit into the other.
+// A healthy one that is asked 20 times a second needs two in five of them.
+constexpr std::int64_t kReadShareNs = 10 * kNsPerMs;
+constexpr std::int64_t kReadBurstNs = 1 * kNsPerSecond;
+constexpr std::int64_t kMaxFloodPauseNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMinRetryDelayNs = 100 * kNsPerMs;  // After running out of descriptors.
 constexpr std::int64_t kMaxRetryDelayNs = 5 * kNsPerSecond;
 constexpr std::int64_t kMinKernelTimeoutNs = 2 * kNsPerSecond;  // Keepalive counts in whole seconds.
@@ -290,6 +297,8 @@ struct Watched {
   bool beat_pending = false;  // The acknowledgement of our last SETTINGS on this connection has not been read.
   bool eager = false;         // Whatever comes on this connection wakes the thread (Core::Listen).
   bool blind_told = false;
+  bool refused = false;      // The last dial was (Core::SetRefused).
+  bool doubted = false;      // A doubt began here that has not ended yet.
   std::uint8_t attempt = 0;  // Redials without a settled connection in between.
   int socket = -1;
   int loss_error = 0;
@@ -298,7 +307,8 @@ struct Watched {
   std::int64_t dial_at_ns = 0;  // kDown.
   std::int64_t dialed_at_ns = 0;
   std::int64_t connected_at_ns = 0;
-  std::int64_t next_beat_ns = 0;  // kUp.
+  std::int64_t next_beat_ns = 0;   // kUp.
+  std::int64_t read_until_ns = 0;  // Core::MayRead: up to when what has come would have been in time.
   Http2Parser parser;
 
   // The oldest unanswered question, in fair time (Core::FairNs); kNoQuestion: all were answered.
@@ -353,6 +363,8 @@ const char* SentinelCauseName(SentinelCause cause) {
       return "no_answer";
     case SentinelCause::kAnswer:
       return "answer";
+    case SentinelCause::kFlood:
+      return "flood";
   }
   return "invalid";
 }
@@ -453,6 +465,7 @@ class Sentinel::Core {
   void Dial(Watched* watch);
   void Redial(Watched* watch);
   void OnDialFailed(Watched* watch, int error);
+  void OnRefused(Watched* watch, int error);
   void OnConnected(Watched* watch);
   void OnLost(Watched* watch, SentinelCause cause, int error);
   void OnNotHttp2(Watched* watch, Http2Violation violation);
@@ -461,12 +474,14 @@ class Sentinel::Core {
   void Listen(Watched* watch, bool eager) const;
   void Read(Watched* watch, bool to_the_end);
   bool Parse(Watched* watch, const std::uint8_t* data, std::size_t size);
+  bool MayRead(Watched* watch);
+  bool Reply(Watched* watch, const std::uint8_t* data, std::size_t size);
   bool SendFrame(Watched* watch, const std::uint8_t* data, std::size_t size);
   void SendBeat(Watched* watch, const std::uint8_t* data, std::size_t size);
   void Beat(Watched* watch);
   void Judge(Watched* watch);
   void DeclareSilence(Watched* watch);
-  void Exit(Watched* watch, Evidence evidence, SentinelCause cause, int error);
+  void Exit(Watched* watch, SentinelCause cause, int error);
   void GoBlind(Watched* watch, int error);
   void Ask(Watched* watch, SentinelCause cause, int error);
   void Queue(Watched* watch, SentinelEventKind kind, SentinelCause cause, int error, const Change& change)
@@ -476,6 +491,7 @@ class Sentinel::Core {
   void CloseProcess(Watched* watch);
   void CloseThread(WatchedThread* thread);
   void SetQuestion(Watched* watch, std::int64_t fair_ns);
+  void SetRefused(Watched* watch, bool refused);
   void Arm(Watched* watch);
   bool MayOpenDescriptor() const;
   int Register(int fd, std::uint32_t events, std::uint32_t index, std::uint64_t* token);
@@ -524,6 +540,7 @@ class Sentinel::Core {
   std::vector<DueEntry> due_;                   // Heap, lazy deletion by Watched::armed_ns.
   std::uint64_t next_token_serial_ = 1;
   std::uint64_t open_questions_ = 0;
+  std::int64_t refused_ = 0;  // How many watches are.
   std::uint32_t descriptors_ = 0;
   std::uint32_t thread_descriptors_ = 0;  // Those of them that are for threads.
   bool threads_tell_ = true;              // False: this kernel does not say how a thread ended.
@@ -539,10 +556,10 @@ class Sentinel::Core {
 
   // Statistics: relaxed, they order nothing.
   Count count_watches_{0}, count_process_watches_{0}, count_thread_watches_{0}, count_sockets_{0}, count_dials_{0},
-      count_refused_{0}, count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_false_alarms_{0},
-      count_in_flight_silences_{0}, count_fd_exhausted_{0}, count_connect_timeouts_{0}, count_lost_{0},
-      count_goaways_{0}, count_protocol_errors_{0}, count_exits_by_process_{0}, count_exits_by_thread_{0},
-      count_exits_by_connection_{0}, count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0},
+      count_refused_{0}, count_beats_sent_{0}, count_beats_acked_{0}, count_silences_{0}, count_doubts_{0},
+      count_false_alarms_{0}, count_in_flight_silences_{0}, count_fd_exhausted_{0}, count_connect_timeouts_{0},
+      count_lost_{0}, count_goaways_{0}, count_protocol_errors_{0}, count_floods_{0}, count_exits_by_process_{0},
+      count_exits_by_thread_{0}, count_ask_ray_{0}, count_late_wakeups_{0}, count_late_ns_{0}, count_turns_{0},
       count_timers_fired_{0};
 };
 
@@ -910,6 +927,7 @@ SentinelCounters Sentinel::Core::counters() const {
   result.heartbeats_sent = get(count_beats_sent_);
   result.heartbeats_acked = get(count_beats_acked_);
   result.silences = get(count_silences_);
+  result.doubts = get(count_doubts_);
   result.false_alarms = get(count_false_alarms_);
   result.in_flight_silences = get(count_in_flight_silences_);
   result.fd_exhausted = get(count_fd_exhausted_);
@@ -917,9 +935,9 @@ SentinelCounters Sentinel::Core::counters() const {
   result.connections_lost = get(count_lost_);
   result.goaways = get(count_goaways_);
   result.protocol_errors = get(count_protocol_errors_);
+  result.floods = get(count_floods_);
   result.exits_by_process = get(count_exits_by_process_);
   result.exits_by_thread = get(count_exits_by_thread_);
-  result.exits_by_connection = get(count_exits_by_connection_);
   result.ask_ray = get(count_ask_ray_);
   result.late_wakeups = get(count_late_wakeups_);
   result.late_ns = get(count_late_ns_);
@@ -1081,7 +1099,7 @@ void Sentinel::Core::HandleReady(const epoll_event& event) {
   Watched* watch = index < watches_.size() ? watches_[index].get() : nullptr;
   if (watch == nullptr) return;
   if (token == watch->pid_token) {
-    Exit(watch, Evidence::kProcess, SentinelCause::kProcessExit, 0);
+    Exit(watch, SentinelCause::kProcessExit, 0);
     return;
   }
   for (WatchedThread& thread : watch->threads) {
@@ -1148,6 +1166,7 @@ void Sentinel::Core::CloseAll() {
     CloseSocket(watch.get());
     CloseProcess(watch.get());
     SetQuestion(watch.get(), kNoQuestion);
+    SetRefused(watch.get(), false);
     Subtract(&count_watches_);
   }
   watches_.clear();
@@ -1166,6 +1185,11 @@ void Sentinel::Core::SetQuestion(Watched* watch, std::int64_t fair_ns) {
   if (is_open && !was_open) ++open_questions_;
   if (was_open && !is_open) --open_questions_;
   watch->question_fair_ns = fair_ns;
+}
+
+void Sentinel::Core::SetRefused(Watched* watch, bool refused) {
+  if (watch->refused != refused) refused_ += refused ? 1 : -1;
+  watch->refused = refused;
 }
 
 // Makes sure that RunDue comes back when this watch next has something to do. An earlier entry is left in the heap; it
@@ -1277,27 +1301,38 @@ void Sentinel::Core::DeclareSilence(Watched* watch) {
   observation.evidence = Evidence::kSilence;
   observation.verdict = ActorState::kUnreachable;
   observation.incarnation = watch->plan.incarnation;
-  if (watch->slot->state() != ActorState::kAlive) return;
+  const Belief belief = watch->slot->belief();
+  if (belief.state != ActorState::kAlive && !belief.answered) return;
   const Change change = watch->slot->Apply(observation);
-  if (!change.changed) return;
+  // In doubt it only takes back the answer.
+  if (!change.changed || InDoubt(change.after)) return;
   Add(&count_silences_);
   Queue(watch, SentinelEventKind::kUnreachable, SentinelCause::kNoAnswer, 0, change);
 }
 
 void Sentinel::Core::OnAnswer(Watched* watch) {
-  // It is alive, but what was asked last may still be open.
-  SetQuestion(watch, watch->beat_pending ? FairNs(clock_.NowNs()) : kNoQuestion);
+  SetQuestion(watch, kNoQuestion);
   watch->silent = false;
   watch->in_flight_told = false;
   watch->blind_told = false;
+  const ActorState state = watch->slot->state();
+  if (watch->doubted && state != ActorState::kUnreachable) {
+    watch->doubted = false;
+    if (state == ActorState::kAlive) Add(&count_false_alarms_);
+  }
   // Also withdraws what an earlier watch of this incarnation left behind.
-  if (watch->slot->state() != ActorState::kUnreachable) return;
+  if (state != ActorState::kUnreachable) return;
   Observation observation;
   observation.evidence = Evidence::kSilence;
   observation.verdict = ActorState::kAlive;
   observation.incarnation = watch->plan.incarnation;
   const Change change = watch->slot->Apply(observation);
   if (!change.changed) return;
+  if (change.after.state != ActorState::kAlive) {
+    // It was in doubt, and the table has yet to say that this is no other process.
+    Ask(watch, SentinelCause::kAnswer, 0);
+    return;
+  }
   Add(&count_false_alarms_);
   Queue(watch, SentinelEventKind::kReachable, SentinelCause::kAnswer, 0, change);
 }
@@ -1315,7 +1350,7 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     if (watch->plan.pid_start_ticks != 0 && ReadStartTicks(watch->plan.pid, &ticks) &&
         ticks != watch->plan.pid_start_ticks) {
       CloseFd(&fd);
-      Exit(watch, Evidence::kProcess, SentinelCause::kProcessReplaced, 0);
+      Exit(watch, SentinelCause::kProcessReplaced, 0);
       return;
     }
     // Unreadable: the process went away just now, which the descriptor will tell, or /proc is closed to us.
@@ -1334,7 +1369,7 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     return;
   }
   if (error == ESRCH) {
-    Exit(watch, Evidence::kProcess, SentinelCause::kProcessGone, ESRCH);
+    Exit(watch, SentinelCause::kProcessGone, ESRCH);
     return;
   }
   const bool exhausted = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC;
@@ -1421,7 +1456,7 @@ void Sentinel::Core::OnThreadEnded(Watched* watch, WatchedThread* thread) {
   const int signal = info.exit_code & 0x7F;
   if (signal != 0 && signal != SIGSYS) {
     Add(&count_exits_by_thread_);
-    Exit(watch, Evidence::kProcess, SentinelCause::kProcessExit, 0);
+    Exit(watch, SentinelCause::kProcessExit, 0);
     return;
   }
   CloseThread(thread);
@@ -1482,26 +1517,58 @@ void Sentinel::Core::Redial(Watched* watch) {
     return;
   }
   // A server behind TLS may close what does not say hello; no more than one dial per silence limit then.
-  const std::int64_t most_ns = watch->http2 ? kMaxRedialDelayNs : std::max(kMaxRedialDelayNs, watch->limits.silence_ns);
+  std::int64_t most_ns = watch->http2 ? kMaxRedialDelayNs : std::max(kMaxRedialDelayNs, watch->limits.silence_ns);
+  if (watch->refused) most_ns = kMaxRefusedDelayNs;
   std::int64_t delay_ns = kNsPerMs;
   if (attempt >= kCalmRedial) delay_ns = std::min((10 * kNsPerMs) << (attempt - kCalmRedial), most_ns);
+  if (watch->refused) delay_ns = std::max(delay_ns, refused_ * kRefusedShareNs);
   watch->dial_at_ns = clock_.NowNs() + delay_ns;
 }
 
 void Sentinel::Core::OnDialFailed(Watched* watch, int error) {
   CloseSocket(watch);
   if (error == ECONNREFUSED) {
-    // A full backlog drops the SYN; only where nobody listens is it refused.
-    Add(&count_refused_);
-    Exit(watch, Evidence::kConnection, SentinelCause::kRefused, error);
+    OnRefused(watch, error);
     return;
   }
+  SetRefused(watch, false);
   if (IsLocalError(error)) {
     GoBlind(watch, error);
     return;
   }
   // No route, no answer, reset while connecting: the question stays open.
   if (watch->attempt == 0) watch->attempt = kCalmRedial;
+  Redial(watch);
+}
+
+// A full backlog drops the SYN; it is refused where nobody listens, and where somebody says so in the host's name. So
+// it is believed at once and looked at again.
+void Sentinel::Core::OnRefused(Watched* watch, int error) {
+  Add(&count_refused_);
+  // An answer to the question, if a bad one: this is no silence.
+  SetQuestion(watch, kNoQuestion);
+  watch->silent = false;
+  watch->in_flight_told = false;
+  watch->loss = SentinelCause::kNone;
+  Observation observation;
+  observation.evidence = Evidence::kConnection;
+  observation.verdict = ActorState::kUnreachable;
+  observation.incarnation = watch->plan.incarnation;
+  const Change change = watch->slot->Apply(observation);
+  const Belief& belief = change.after;
+  if (belief.incarnation > watch->plan.incarnation ||
+      (belief.incarnation == watch->plan.incarnation && belief.state == ActorState::kDead)) {
+    Queue(watch, SentinelEventKind::kExited, SentinelCause::kRefused, error, change);
+    End(watch);
+    return;
+  }
+  if (!InDoubt(change.before) && InDoubt(belief)) {
+    Add(&count_doubts_);
+    watch->doubted = true;
+    Queue(watch, SentinelEventKind::kUnreachable, SentinelCause::kRefused, error, change);
+  }
+  SetRefused(watch, true);
+  watch->attempt = std::max(watch->attempt, kCalmRedial);
   Redial(watch);
 }
 
@@ -1533,6 +1600,7 @@ void Sentinel::Core::OnConnected(Watched* watch) {
   (void)epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, watch->socket, &event);
   watch->eager = true;
   watch->link = Link::kUp;
+  SetRefused(watch, false);
   watch->connected_at_ns = clock_.NowNs();
   watch->parser.Reset();
   if (watch->loss != SentinelCause::kNone) {
@@ -1555,6 +1623,14 @@ bool Sentinel::Core::SendFrame(Watched* watch, const std::uint8_t* data, std::si
   if (sent == static_cast<ssize_t>(size)) return true;
   OnLost(watch, SentinelCause::kReset, sent < 0 ? errno : EAGAIN);
   return false;
+}
+
+// Like SendFrame, for what the peer makes us send. A peer that asks for more than half of what it may send gets none:
+// its answer to our question may be behind all that, and is what we read for.
+bool Sentinel::Core::Reply(Watched* watch, const std::uint8_t* data, std::size_t size) {
+  if (watch->read_until_ns - turn_ns_ > kReadBurstNs / 2) return true;
+  watch->read_until_ns = std::max(watch->read_until_ns, turn_ns_) + kReadShareNs;
+  return SendFrame(watch, data, size);
 }
 
 void Sentinel::Core::SendBeat(Watched* watch, const std::uint8_t* data, std::size_t size) {
@@ -1587,10 +1663,24 @@ void Sentinel::Core::Listen(Watched* watch, bool eager) const {
   watch->eager = eager;
 }
 
+// False: more comes from there than this thread has time for, and that connection is no more. Neither an answer nor a
+// loss, so an open question stays open.
+bool Sentinel::Core::MayRead(Watched* watch) {
+  watch->read_until_ns = std::max(watch->read_until_ns, turn_ns_) + kReadShareNs;
+  if (watch->read_until_ns - turn_ns_ <= kReadBurstNs) return true;
+  Add(&count_floods_);
+  CloseSocket(watch);
+  // The answer may have been behind all that, so there must be time for another before the limit.
+  watch->dial_at_ns = turn_ns_ + std::min(watch->limits.silence_ns / 4, kMaxFloodPauseNs);
+  Ask(watch, SentinelCause::kFlood, 0);
+  return false;
+}
+
 // `to_the_end`: epoll says that the stream has one, so there is more to find after the last byte.
 void Sentinel::Core::Read(Watched* watch, bool to_the_end) {
   std::array<std::uint8_t, 4096> buffer;
   for (int reads = 0; reads < kReadsPerTurn; ++reads) {
+    if (!MayRead(watch)) return;
     const ssize_t got = recv(watch->socket, buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (got < 0) {
       if (errno == EINTR) continue;
@@ -1618,19 +1708,21 @@ bool Sentinel::Core::Parse(Watched* watch, const std::uint8_t* data, std::size_t
     switch (event.kind) {
       case Http2EventKind::kNone:
         watch->spoke_http2 = watch->spoke_http2 || watch->parser.spoke_http2();
-        OnAnswer(watch);
         if (!watch->beat_pending) Listen(watch, false);
         return true;
       case Http2EventKind::kSettings:
-        if (!SendFrame(watch, kHttp2SettingsAck.data(), kHttp2SettingsAck.size())) return false;
+        if (!Reply(watch, kHttp2SettingsAck.data(), kHttp2SettingsAck.size())) return false;
         break;
       case Http2EventKind::kSettingsAck:
-        if (watch->beat_pending) Add(&count_beats_acked_);
+        if (!watch->beat_pending) break;
+        Add(&count_beats_acked_);
         watch->beat_pending = false;
+        watch->spoke_http2 = true;
+        OnAnswer(watch);
         break;
       case Http2EventKind::kPing: {
         const auto answer = EncodePingAck(event.ping);
-        if (!SendFrame(watch, answer.data(), answer.size())) return false;
+        if (!Reply(watch, answer.data(), answer.size())) return false;
         break;
       }
       case Http2EventKind::kPingAck:
@@ -1638,7 +1730,6 @@ bool Sentinel::Core::Parse(Watched* watch, const std::uint8_t* data, std::size_t
       case Http2EventKind::kGoaway:
         Add(&count_goaways_);
         watch->spoke_http2 = true;
-        OnAnswer(watch);
         OnLost(watch, SentinelCause::kGoaway, static_cast<int>(event.error_code));
         return false;
       case Http2EventKind::kProtocolError:
@@ -1684,13 +1775,13 @@ void Sentinel::Core::OnNotHttp2(Watched* watch, Http2Violation violation) {
 
 // ---------------------------------------------------------------------------------------------- one watch: verdicts
 
-void Sentinel::Core::Exit(Watched* watch, Evidence evidence, SentinelCause cause, int error) {
+void Sentinel::Core::Exit(Watched* watch, SentinelCause cause, int error) {
   Observation observation;
-  observation.evidence = evidence;
+  observation.evidence = Evidence::kProcess;
   observation.verdict = ActorState::kRestarting;
   observation.incarnation = watch->plan.incarnation;
   const Change change = watch->slot->Apply(observation);
-  Add(evidence == Evidence::kProcess ? &count_exits_by_process_ : &count_exits_by_connection_);
+  Add(&count_exits_by_process_);
   Queue(watch, SentinelEventKind::kExited, cause, error, change);
   End(watch);
 }
@@ -1717,8 +1808,12 @@ void Sentinel::Core::Queue(Watched* watch, SentinelEventKind kind, SentinelCause
     Entry& entry = at->second;
     const auto index = static_cast<std::size_t>(kind);
     if (entry.has_queued[index]) {
-      event.change.changed = event.change.changed || entry.queued[index]->change.changed;
-      event.change.before = entry.queued[index]->change.before;
+      const Change& earlier = entry.queued[index]->change;
+      if (earlier.changed && event.change.changed) {
+        event.change.before = earlier.before;
+      } else if (earlier.changed) {
+        event.change = earlier;
+      }
       events_.erase(entry.queued[index]);
       entry.has_queued[index] = false;
     }
@@ -1735,6 +1830,7 @@ void Sentinel::Core::End(Watched* watch) {
   CloseSocket(watch);
   CloseProcess(watch);
   SetQuestion(watch, kNoQuestion);
+  SetRefused(watch, false);
   index_by_id_.erase(watch->id);
   free_indices_.push_back(watch->index);
   over_.push_back(std::move(watches_[watch->index]));

@@ -9,13 +9,18 @@
 //  1. A slot is changed first and its event queued second: whoever sees the event also sees the new word, and a submit
 //     is refused although nobody has looked at an event yet.
 //  2. At most one watch per actor. After `Watch` or `Unwatch` returned, the earlier watch queues nothing any more.
-//  3. A watch speaks about its own incarnation only, and ends with the first hard evidence (kExited, exactly once). It
-//     never comes back by itself: whoever answers on that port later is somebody else until `Watch` says otherwise.
+//  3. A watch speaks about its own incarnation only. It ends with the end of its process, or with a refused dial once
+//     the slot says that the incarnation is over (kExited, exactly once), and never comes back by itself: whoever
+//     answers on that port later is somebody else until `Watch` says otherwise. Before that a refused dial puts the
+//     incarnation in doubt (actor_state.h, rule 10), and it is dialed again, after 10 ms and at least every 0.5 s (less
+//     often where more than 250 are refused). Who then answers is noted in the slot, and Ray is asked (kAnswer): the
+//     table is the witness that it is not somebody else.
 //  4. Silence counts from the oldest unanswered question (a dial or a heartbeat), never from the last byte, and only
-//     while this thread runs on time: before it blames a peer it reads that peer's socket once more. A peer that had
-//     answered everything and then stops is asked at most 450 ms later; so a limit of silence is noticed never before
-//     it has passed and less than half a second after that. An answer may lie unread until the next heartbeat, except
-//     after one that was late: then it is read at once.
+//     while this thread runs on time: before it blames a peer it reads that peer's socket once more. The answer is the
+//     acknowledgement of our SETTINGS and no other frame, GOAWAY included; under TLS it is the accepted dial. A peer
+//     that had answered everything and then stops is asked at most 450 ms later; so a limit of silence is noticed never
+//     before it has passed and less than half a second after that. An answer may lie unread until the next heartbeat,
+//     except after one that was late: then it is read at once.
 //  5. Bounded: one undrained event per actor and kind, one per timer, one wish per actor for the thread; the newest
 //     wins.
 //  6. While it runs, and until the thread has seen the `Unwatch`, it holds a reference to the slot. After `Stop`
@@ -23,7 +28,9 @@
 //  7. A process whose threads are ended by a signal is over for us as soon as one of the threads that are watched has
 //     ended, on kernels that tell so (Linux 6.15 and newer): its last thread frees its memory, and devices, before the
 //     process is gone for anybody else. The end of a thread by any other way says nothing and is not told.
-//  8. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
+//  8. A peer that sends without end, whatever it sends, costs at most 100 reads and replies a second: past that its
+//     connection is dropped, Ray is asked (kFlood), and it is dialed again after a second, or a fourth of `silence_ns`.
+//  9. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
 //     that wake somebody live until the destructor, so that nobody can write to, or block on, a number used anew.
 //
 // Not promised
@@ -71,8 +78,8 @@ enum class WatchResult : std::uint8_t {
 
 enum class SentinelEventKind : std::uint8_t {
   kExited = 0,       // The incarnation is over, and with it the watch: fail what runs there. Includes earlier ones.
-  kUnreachable = 1,  // Silent for `silence_ns`: the slot refuses new calls.
-  kReachable = 2,    // It answered after all.
+  kUnreachable = 1,  // Silent for `silence_ns`, or refused: the slot refuses new calls.
+  kReachable = 2,    // It answered after all; not where it was in doubt, see kAnswer.
   kInFlightSilence =
       3,        // Silent for `in_flight_silence_ns`: the slot counts a loss, fail what runs there. Once per silence.
   kAskRay = 4,  // Local evidence does not decide (see `cause`): compare with the actor table.
@@ -85,14 +92,15 @@ enum class SentinelCause : std::uint8_t {
   kProcessExit = 1,      // The process ended, or a signal is ending it.
   kProcessGone = 2,      // There was no such process when the watch began,
   kProcessReplaced = 3,  // or another one with its number.
-  kRefused = 4,          // Nobody listens on its port.
+  kRefused = 4,          // Nobody listens on its port, or somebody says so in its name.
   kClosed = 5,           // The peer closed the connection, and accepted the next one.
   kReset = 6,            // The same after RST or another error; errno in `error_code`.
   kGoaway = 7,           // The same after GOAWAY; its HTTP/2 code in `error_code`.
   kNotHttp2 = 8,         // Whoever accepts there does not speak HTTP/2; Http2Violation in `error_code`.
   kDescriptors = 9,      // We cannot look: no descriptor, port or permission; errno in `error_code`.
   kNoAnswer = 10,        // Nothing came back.
-  kAnswer = 11,          // Something came back.
+  kAnswer = 11,          // It answered. As kAskRay: while it was in doubt.
+  kFlood = 12,           // It sent more than any healthy peer does.
 };
 // Lower-case names without the k, in snake_case. Never null.
 const char* SentinelEventKindName(SentinelEventKind kind);
@@ -105,7 +113,8 @@ struct SentinelEvent {
   std::uint32_t incarnation = 0;
   ActorId actor_id{};
   // What `Slot::Apply` did; not `changed` for kInFlightSilence, kAskRay and kTimer, and for a kExited that Ray was
-  // first to tell. When events of one kind were merged, `before` is that of the first and the rest that of the last.
+  // first to tell. When events of one kind were merged, `before` is that of the first that changed something, and
+  // `after` that of the last.
   Change change;
   std::int64_t seen_ns = 0;  // On the sentinel's clock.
   std::uint64_t timer_id = 0;
@@ -121,17 +130,18 @@ struct SentinelCounters {
   std::uint64_t refused = 0;
   std::uint64_t heartbeats_sent = 0;
   std::uint64_t heartbeats_acked = 0;  // Those whose answer has been read.
-  std::uint64_t silences = 0;          // Slots made unreachable.
-  std::uint64_t false_alarms = 0;      // Slots made reachable again in the same incarnation.
+  std::uint64_t silences = 0;          // Slots made unreachable by silence.
+  std::uint64_t doubts = 0;            // Slots made unreachable by a refused dial.
+  std::uint64_t false_alarms = 0;      // Slots that were alive again in the same incarnation after either.
   std::uint64_t in_flight_silences = 0;
   std::uint64_t fd_exhausted = 0;  // Times that a descriptor was refused, by the kernel or by `max_descriptors`.
   std::uint64_t connect_timeouts = 0;
   std::uint64_t connections_lost = 0;  // By FIN, RST, error or GOAWAY.
   std::uint64_t goaways = 0;
   std::uint64_t protocol_errors = 0;
+  std::uint64_t floods = 0;  // Connections dropped because of what came over them.
   std::uint64_t exits_by_process = 0;
   std::uint64_t exits_by_thread = 0;  // Those of them that a thread told, before the process was gone.
-  std::uint64_t exits_by_connection = 0;
   std::uint64_t ask_ray = 0;
   std::uint64_t late_wakeups = 0;  // Times that this thread ran late enough to grant everybody grace,
   std::uint64_t late_ns = 0;       // and by how much in all.

@@ -22,8 +22,13 @@ const char* RefusalName(Refusal refusal) {
 
 namespace {
 
-bool IsUp(ActorState state) { return state == ActorState::kAlive || state == ActorState::kUnreachable; }
-bool IsDown(ActorState state) { return state == ActorState::kRestarting || state == ActorState::kDead; }
+// True when calls may be in flight that are not counted as lost.
+bool MayHaveCalls(const Belief& belief) {
+  return (belief.state == ActorState::kAlive || belief.state == ActorState::kUnreachable) && !InDoubt(belief);
+}
+bool HasLostThem(const Belief& belief) {
+  return belief.state == ActorState::kRestarting || belief.state == ActorState::kDead || InDoubt(belief);
+}
 
 }  // namespace
 
@@ -45,7 +50,7 @@ Change Slot::Apply(const Observation& reported) {
     change.after = Decide(change.before, observation);
     // Release: invariant 3.
     word_.store(EncodeBelief(change.after), std::memory_order_release);
-    if (IsUp(change.before.state) && IsDown(change.after.state)) {
+    if (MayHaveCalls(change.before) && HasLostThem(change.after)) {
       losses_.fetch_add(1, std::memory_order_release);
     }
   }
@@ -61,7 +66,8 @@ Change Slot::Apply(const Observation& reported) {
 
 bool Slot::DeclareLoss() {
   const MutexLock lock(change_mutex_);
-  if (state() != ActorState::kUnreachable) return false;
+  const Belief belief = this->belief();
+  if (belief.state != ActorState::kUnreachable || InDoubt(belief)) return false;
   losses_.fetch_add(1, std::memory_order_release);
   return true;
 }

@@ -7,9 +7,10 @@
 //  1. `word()` is one load; it never waits for anybody.
 //  2. The word only ever changes through `Apply`, hence only as `Decide` allows.
 //  3. A thread that reads a word also sees everything that its writer wrote before (release/acquire).
-//  4. `losses()` is how often an incarnation that was up ended. Whoever reads L, then a word that is up, then L again,
-//     may submit: the call is lost once `losses() > L`. The word changes first and `losses` second, under one lock, so
-//     the word of a later incarnation is never seen together with a count from before the loss.
+//  4. `losses()` is how often an incarnation that was up ended, or came into doubt (actor_state.h, rule 10), which is
+//     counted once: its end adds nothing. Whoever reads L, then a word that is kAlive, then L again, may submit: the
+//     call is lost once `losses() > L`. The word changes first and `losses` second, under one lock, so a later word
+//     that is kAlive is never seen together with a count from before the loss.
 //  5. Counters only grow. They are statistics: relaxed, and they order nothing.
 #pragma once
 
@@ -69,7 +70,8 @@ class Slot {
   // See invariant 4. Acquire: whoever sees the loss also sees the word that says why.
   std::uint32_t losses() const { return losses_.load(std::memory_order_acquire); }
   // Declares everything in flight lost although the incarnation may live: it was silent for too long. False, and
-  // nothing done, when it is not unreachable any more: then a call may have been let through already that is not lost.
+  // nothing done, when it is not silent any more: then a call may have been let through already that is not lost, or
+  // all were counted as lost already.
   bool DeclareLoss();
 
   void CountSubmitted() { submitted_.fetch_add(1, std::memory_order_relaxed); }

@@ -169,9 +169,9 @@ def test_a_killed_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
         except actorsub.ActorUnavailableError as error:
             first_refusal_s = time.monotonic() - begin_s
             assert error.sent is False
-            assert error.state is ActorState.RESTARTING
-            assert error.evidence in ("process", "connection")
-            assert error.incarnation == 1
+            # The one is the end of the process, the other what its port says before anybody has heard of that.
+            seen = (error.state, error.evidence, error.incarnation)
+            assert seen in ((ActorState.RESTARTING, "process", 1), (ActorState.UNREACHABLE, "connection", 0))
             break
         assert time.monotonic() - begin_s < EARLY_S, f"{calls} calls were sent to a node that is gone"
     for future, _ in waits:
@@ -308,8 +308,7 @@ def kill_one_while_the_control_store_is_away(
         resume(control_store)
         load.stop()
     assert load.errors == []
-    assert refusal[:2] == (False, "restarting")
-    assert refusal[2] in ("process", "connection")
+    assert refusal in ((False, "restarting", "process"), (False, "unreachable", "connection"))
     assert first_refusal_s < EARLY_S
     assert failed_s < EARLY_S
     assert asked["took_s"] < 1.0 + 1.0 + EARLY_S, asked

@@ -27,10 +27,12 @@ cdef extern from "actor_state.h" namespace "actorsub" nogil:
         ActorState ray_last
         bint incarnation_known
         bint provisional
+        bint answered
         uint16_t version
         uint32_t incarnation
 
     Belief DecodeBelief(uint64_t word) noexcept
+    bint InDoubt(const Belief& belief) noexcept
     ActorState StateOf(uint64_t word) noexcept
 
     cdef cppclass Observation:

@@ -59,6 +59,7 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         uint64_t heartbeats_sent
         uint64_t heartbeats_acked
         uint64_t silences
+        uint64_t doubts
         uint64_t false_alarms
         uint64_t in_flight_silences
         uint64_t fd_exhausted
@@ -66,9 +67,9 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         uint64_t connections_lost
         uint64_t goaways
         uint64_t protocol_errors
+        uint64_t floods
         uint64_t exits_by_process
         uint64_t exits_by_thread
-        uint64_t exits_by_connection
         uint64_t ask_ray
         uint64_t late_wakeups
         uint64_t late_ns

@@ -1,11 +1,11 @@
 // The rules of actor_state.h: one by one as scripted traces, then as properties of random ones.
 //
 // A script is a line of words. `ray:A` is Ray's local state, `tbl:A3` a table read that is fresh (`tbl:A3-` one that
-// began before the last change, `tbl:A3?` one of unknown age), `proc:3` and `conn:3` an exit of incarnation 3 (`last:3`
-// of one that Ray will not restart), `sil:3`
-// and `ans:3` silence and answer, `call` an outcome that says dead. `>R4` demands a belief: a letter of
-// reference_model.h and the incarnation, with p for provisional and ? for an incarnation that is not known. `!` demands
-// that the last observation moved `version`, `=` that it did not.
+// began before the last change, `tbl:A3?` one of unknown age), `proc:3` an exit of incarnation 3 (`last:3` of one that
+// Ray will not restart), `conn:3` a refusal of its port, `sil:3` and `ans:3` silence and answer, `call` an outcome that
+// says dead. `>R4` demands a belief: a letter of reference_model.h and the incarnation, with p for provisional, d for
+// in doubt, a for that with an answer, and ? for an incarnation that is not known. `!` demands that the last
+// observation moved `version`, `=` that it did not.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include "actor_state.h"
 
@@ -33,7 +33,7 @@ constexpr ActorState kStates[] = {ActorState::kUnknown,    ActorState::kPending,
 
 std::string Show(const Belief& belief) {
   return std::string(1, Letter(belief.state)) + std::to_string(belief.incarnation) + (belief.provisional ? "p" : "") +
-         (belief.incarnation_known ? "" : "?");
+         (InDoubt(belief) ? belief.answered ? "a" : "d" : "") + (belief.incarnation_known ? "" : "?");
 }
 
 std::string Show(const Observation& observation) {
@@ -49,14 +49,26 @@ bool IsUp(ActorState state) { return state == ActorState::kAlive || state == Act
 void CheckStep(const Belief& before, const Observation& observation, const Belief& after) {
   const bool moved = before.state != after.state || before.incarnation != after.incarnation;
   const bool confirmed = before.provisional && !after.provisional;
+  const bool noted = before.answered != after.answered || InDoubt(before) != InDoubt(after);
   CHECK(IsLegalTransition(before.state, after.state));
-  CHECK(static_cast<std::uint16_t>(after.version - before.version) == (moved || confirmed ? 1 : 0));
+  CHECK(static_cast<std::uint16_t>(after.version - before.version) == (moved || confirmed || noted ? 1 : 0));
   if (after.provisional) {
     CHECK(after.state == ActorState::kRestarting);
     CHECK(after.incarnation > 0);
   }
   CHECK((after.incarnation_known || !before.incarnation_known));
-  if (!moved) CHECK(after.evidence == before.evidence);
+  if (!moved && !noted) CHECK(after.evidence == before.evidence);
+  // Rule 10.
+  if (after.answered) CHECK(InDoubt(after));
+  if (!InDoubt(before) && InDoubt(after)) CHECK(observation.evidence == Evidence::kConnection);
+  if (observation.evidence == Evidence::kConnection) {
+    CHECK((after == before || (IsUp(before.state) && InDoubt(after) && !after.answered)));
+  }
+  if (InDoubt(before) && after.state == ActorState::kAlive && after.incarnation <= before.incarnation) {
+    CHECK(observation.evidence == Evidence::kTable);
+    CHECK(observation.read_version == before.version);
+    CHECK(before.answered);
+  }
   // Only two things take a number back: rule 4's correction, and the end of a provisional word's previous incarnation.
   if (after.incarnation < before.incarnation) {
     const bool correction =
@@ -74,8 +86,8 @@ void CheckStep(const Belief& before, const Observation& observation, const Belie
   // A number that cannot grow any more tells incarnations apart no longer; what follows needs that.
   if (before.incarnation == 0xFFFFFFFFU) return;
   // Rule 2.
-  const bool exit = observation.evidence == Evidence::kProcess || observation.evidence == Evidence::kConnection;
-  if (exit && observation.verdict == ActorState::kRestarting && observation.incarnation == before.incarnation) {
+  if (observation.evidence == Evidence::kProcess && observation.verdict == ActorState::kRestarting &&
+      observation.incarnation == before.incarnation) {
     CHECK(!IsUp(after.state));
   }
   // Within one incarnation nothing goes back, but for a fresh read that withdraws a call's word.
@@ -109,12 +121,15 @@ Observation Parse(const std::string& word, const Belief& belief) {
                                : rest.back() == '-' ? static_cast<std::uint16_t>(belief.version - 1)
                                                     : belief.version;
     rest.erase(0, 1);
-  } else if (source == "proc" || source == "conn") {
-    observation.evidence = source == "proc" ? Evidence::kProcess : Evidence::kConnection;
+  } else if (source == "proc") {
+    observation.evidence = Evidence::kProcess;
     observation.verdict = ActorState::kRestarting;
   } else if (source == "last") {
     observation.evidence = Evidence::kProcess;
     observation.verdict = ActorState::kDead;
+  } else if (source == "conn") {
+    observation.evidence = Evidence::kConnection;
+    observation.verdict = ActorState::kUnreachable;
   } else if (source == "sil" || source == "ans") {
     observation.evidence = Evidence::kSilence;
     observation.verdict = source == "sil" ? ActorState::kUnreachable : ActorState::kAlive;
@@ -175,11 +190,10 @@ TEST_CASE("rule 1: an older incarnation changes nothing") {
 TEST_CASE("rule 2: hard evidence") {
   RunScripts({
       {"process", "tbl:A0 proc:0 ! >R1p"},
-      {"connection", "tbl:A7 conn:7 ! >R8p"},
       {"of an unreachable actor", "tbl:A0 sil:0 >X0 proc:0 ! >R1p"},
       {"of an incarnation that only the table calls up so far", "ray:R tbl:A3 >R3 proc:3 ! >R4p"},
       {"of an incarnation that nobody else named yet", "tbl:A0 proc:2 ! >R3p"},
-      {"of a dead one", "tbl:D2 proc:2 = >D2 conn:1 = >D2"},
+      {"of a dead one", "tbl:D2 proc:2 = >D2 proc:1 = >D2"},
       {"must name its incarnation", "tbl:A0 proc:-1 = >A0"},
       {"no room for the successor", "tbl:A4294967294 >A4294967294 proc:4294967294 >R4294967295p proc:4294967295 ="},
       {"Ray's and the table's stale word do not lift it",
@@ -262,6 +276,42 @@ TEST_CASE("rule 6: silence") {
   });
 }
 
+TEST_CASE("rule 10: a refusal") {
+  RunScripts({
+      {"and an answer and the table", "tbl:A7 conn:7 ! >X7d ans:7 ! >X7a ans:7 = tbl:A7 ! >A7 tbl:A7 = >A7"},
+      {"the table alone", "tbl:A7 conn:7 >X7d tbl:A7 = tbl:A7 = tbl:A7? = tbl:A7- = >X7d"},
+      {"an answer alone", "tbl:A7 conn:7 ans:7 >X7a ans:7 = >X7a"},
+      {"a read from before the answer", "tbl:A7 conn:7 tbl:A7 = ans:7 >X7a tbl:A7- = tbl:A7? = >X7a tbl:A7 ! >A7"},
+      {"again", "tbl:A7 conn:7 conn:7 = >X7d ans:7 conn:7 ! >X7d tbl:A7 = >X7d ans:7 ! tbl:A7 ! >A7 conn:7 ! >X7d"},
+      {"silence takes the answer back", "tbl:A7 conn:7 ans:7 sil:7 ! >X7d sil:7 = tbl:A7 = >X7d ans:7 tbl:A7 >A7"},
+      {"in a silence", "tbl:A7 sil:7 >X7 conn:7 ! >X7d ans:7 ! >X7a tbl:A7 ! >A7"},
+      {"Ray's ALIVE lifts nothing", "ray:A tbl:A0 conn:0 ray:A = ans:0 ray:A = >X0a"},
+      {"nor its first ALIVE", "tbl:A0 conn:0 ray:P = ray:A = >X0d ans:0 tbl:A0 ! >A0"},
+      {"Ray's RESTARTING ends the incarnation",
+       "ray:A tbl:A0 conn:0 ray:R ! >R1 ans:0 = conn:0 = tbl:A0- = >R1 ray:A ! >A1"},
+      {"also after an answer", "ray:A tbl:A0 conn:0 ans:0 ray:R ! >R1"},
+      {"Ray's DEAD does", "ray:A tbl:A0 conn:0 ray:D ! >D0 ans:0 = tbl:A0 = >D0"},
+      {"the table's DEAD does", "ray:A tbl:A0 conn:0 tbl:D0? ! >D0"},
+      {"the table's next incarnation does", "ray:A tbl:A0 conn:0 tbl:R1? ! >R1"},
+      {"the table's RESTARTING of this one is old", "tbl:R1 tbl:A1 conn:1 tbl:R1 = >X1d"},
+      {"the next incarnation is up", "tbl:A0 conn:0 ans:0 tbl:A1? ! >A1"},
+      {"the next incarnation is up, Ray's local state lags", "ray:A tbl:A0 conn:0 tbl:A1? ! >R1 tbl:A1 ! >A1"},
+      {"the process ends", "ray:A tbl:A0 conn:0 proc:0 ! >R1p ans:0 = conn:0 = tbl:A0 = >R1p ray:R ! >R1"},
+      {"the last process ends", "ray:A tbl:A0 conn:0 ans:0 last:0 ! >D0 conn:0 = ans:0 = >D0"},
+      {"the process ended before", "ray:A tbl:A0 proc:0 conn:0 = >R1p"},
+      {"of an older incarnation", "tbl:A3 conn:2 = >A3"},
+      {"of a later one", "tbl:A3 conn:5 ! >X5d ans:5 tbl:A5 ! >A5"},
+      {"of a later one, while this one is in doubt", "tbl:A3 conn:3 ans:3 conn:5 ! >X5d"},
+      {"of one that is coming", "tbl:R3 conn:3 = >R3 tbl:A3 conn:3 ! >X3d"},
+      {"of one that nobody called up", "conn:0 = >U0? tbl:P0 conn:0 = >P0"},
+      {"of a dead one", "tbl:D2 conn:2 = conn:3 = >D2"},
+      {"names the incarnation", "ray:A >A0? conn:0 ! >X0d"},
+      {"of a number that was counted wrongly", "ray:A ray:R ray:A ray:R ray:A >A2? conn:1 = tbl:A1 >A1 conn:1 ! >X1d"},
+      {"must name its incarnation", "tbl:A0 conn:-1 = >A0"},
+      {"no restarts left: nobody said restarting", "ray:A tbl:A0 conn:0 >X0d tbl:A0 = ray:D ! >D0"},
+  });
+}
+
 TEST_CASE("rule 7: version and evidence") {
   Belief belief;
   belief.version = 0xFFFF;
@@ -288,7 +338,12 @@ TEST_CASE("traces as they happen") {
        "ray:A tbl:A0 proc:0 >R1p tbl:A1 ! >R1 ray:R = >R1 ray:A ! >A1 proc:1 ! >R2p"},
       {"table ahead of Ray, nothing seen here", "ray:A tbl:A0 tbl:A1 ! >R1 ray:R = >R1 ray:A ! >A1"},
       {"no restarts left", "ray:A tbl:A0 proc:0 >R1p tbl:A0 >R1p tbl:D0 ! >D0 ray:D = >D0"},
-      {"no restarts left, Ray first", "ray:A tbl:A0 conn:0 >R1p ray:D ! >D0 tbl:D0 = >D0"},
+      {"no restarts left, Ray first", "ray:A tbl:A0 proc:0 >R1p ray:D ! >D0 tbl:D0 = >D0"},
+      {"crash on another host", "ray:A tbl:A0 conn:0 ! >X0d tbl:A0 = conn:0 = ray:R ! >R1 tbl:R1 ray:A tbl:A1 >A1"},
+      {"half a second of RST by a firewall",
+       "ray:A tbl:A0 conn:0 tbl:A0 conn:0 tbl:A0 >X0d ans:0 tbl:A0- tbl:A0 ! >A0"},
+      {"crash, and another process has the port",
+       "ray:A tbl:A0 conn:0 ans:0 >X0a tbl:R1 ! >R1 ans:0 = ray:R ray:A >A1"},
       {"silence, then exit", "ray:A tbl:A0 sil:0 >X0 proc:0 >R1p ans:0 >R1p ray:R ray:A >A1"},
       {"fresh handle to a restarting actor", "tbl:R3 >R3 tbl:A3 ! >A3 proc:3 ! >R4p tbl:A3 >R4p tbl:R4 >R4 tbl:A4 >A4"},
       {"fresh handle, then a subscription", "tbl:R3 >R3 ray:P ray:R = >R3 tbl:A3 >R3 ray:A ! >A3"},
@@ -310,6 +365,7 @@ TEST_CASE("encode and decode are inverse") {
     belief.ray_last = kStates[random.Below(kActorStateCount)];
     belief.incarnation_known = random.OneIn(2);
     belief.provisional = random.OneIn(2);
+    belief.answered = random.OneIn(2);
     belief.version = static_cast<std::uint16_t>(random.Word());
     belief.incarnation = static_cast<std::uint32_t>(random.Word());
     const std::uint64_t word = EncodeBelief(belief);
@@ -352,12 +408,13 @@ Observation RandomObservation(Random& random, const Belief& belief) {
   Observation observation;
   observation.evidence = static_cast<Evidence>(random.Below(kEvidenceCount));
   observation.verdict = kStates[random.Below(kActorStateCount)];
-  if (observation.evidence == Evidence::kProcess || observation.evidence == Evidence::kConnection) {
-    observation.verdict = random.OneIn(5)    ? ActorState::kDead
-                          : random.OneIn(10) ? observation.verdict
-                                             : ActorState::kRestarting;
+  if (observation.evidence == Evidence::kProcess && !random.OneIn(10)) {
+    observation.verdict = random.OneIn(5) ? ActorState::kDead : ActorState::kRestarting;
   }
-  observation.incarnation = static_cast<std::int64_t>(belief.incarnation) + random.Below(5) - 2;
+  if (observation.evidence == Evidence::kConnection && !random.OneIn(10)) {
+    observation.verdict = ActorState::kUnreachable;
+  }
+  observation.incarnation = static_cast<std::int64_t>(belief.incarnation) + (random.OneIn(2) ? 0 : random.Below(5) - 2);
   if (random.OneIn(50)) observation.incarnation = 0xFFFFFFFDLL + random.Below(4);
   if (observation.evidence == Evidence::kCall && random.OneIn(2)) observation.incarnation = -1;
   if (!random.OneIn(4)) observation.read_version = belief.version;
@@ -386,7 +443,7 @@ TEST_CASE("random traces agree with the reference model") {
 }
 
 // What may be heard about an actor whose truth is now (`state`, `incarnation`), however late, often and out of order:
-// the table and hard evidence say what was once true, everything else may say anything.
+// the table and the end of a process say what was once true, everything else may say anything.
 Observation RandomRumour(Random& random, const Belief& belief, ActorState state, int incarnation) {
   Observation rumour;
   rumour.read_version = random.OneIn(2) ? belief.version : random.Below(3) - 1;
@@ -407,8 +464,13 @@ Observation RandomRumour(Random& random, const Belief& belief, ActorState state,
       break;
     }
     case 3:
-      rumour.evidence = random.OneIn(2) ? Evidence::kProcess : Evidence::kConnection;
-      rumour.verdict = present && state != ActorState::kDead ? ActorState::kUnknown : ActorState::kRestarting;
+      if (random.OneIn(2)) {
+        rumour.evidence = Evidence::kConnection;
+        rumour.verdict = ActorState::kUnreachable;
+      } else {
+        rumour.evidence = Evidence::kProcess;
+        rumour.verdict = present && state != ActorState::kDead ? ActorState::kUnknown : ActorState::kRestarting;
+      }
       break;
     case 4:
       rumour.evidence = Evidence::kSilence;
@@ -534,10 +596,12 @@ class World {
           }
         }
         break;
-      case 7:  // Whoever watches a process has its number from the table, and watches up to its end.
-        if (exited_ >= 0 && named_ >= exited_) {
-          Tell(Make(random_.OneIn(2) ? Evidence::kProcess : Evidence::kConnection, ActorState::kRestarting, exited_,
-                    -1));
+      case 7:  // Whoever watches a process has its number from the table, and watches up to its end. A port refuses
+               // after it, and whenever somebody says so in its name.
+        if (random_.OneIn(2)) {
+          if (named_ >= 0) Tell(Make(Evidence::kConnection, ActorState::kUnreachable, named_, -1));
+        } else if (exited_ >= 0 && named_ >= exited_) {
+          Tell(Make(Evidence::kProcess, ActorState::kRestarting, exited_, -1));
         }
         break;
       default:
@@ -603,7 +667,7 @@ TEST_CASE("liveness: with sources that lag as real ones do") {
     World world(random);
     for (int left = 10 + random.Below(80); left > 0; --left) world.Step();
     CAPTURE(world.done());
-    // Hard evidence that the store has not caught up with is not the truth's to contradict: let the store say it first.
+    // The end of a process that the store has not heard of is not the store's to contradict: let it say so first.
     const World::Truth truth = world.now();
     const Belief& belief = world.belief();
     if (belief.provisional && truth.state == ActorState::kAlive &&

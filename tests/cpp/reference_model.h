@@ -24,6 +24,7 @@ struct ReferenceModel {
   char ray_last = 'U';
   bool known = false;
   bool provisional = false;
+  bool answered = false;
   int version = 0;
   std::int64_t incarnation = 0;
 
@@ -36,6 +37,7 @@ struct ReferenceModel {
     belief.ray_last = StateOfLetter(ray_last);
     belief.incarnation_known = known;
     belief.provisional = provisional;
+    belief.answered = answered;
     belief.version = static_cast<std::uint16_t>(version);
     belief.incarnation = static_cast<std::uint32_t>(incarnation);
     return belief;
@@ -47,16 +49,17 @@ namespace reference {
 enum Number { kSame, kNext, kNamed, kAfterNamed, kLastUp };
 
 struct Row {
-  char source;  // R ray, T table, E exit, L exit of the last, S silence, C call.
+  char source;  // R ray, T table, E exit, L exit of the last, N a refused connection, S silence, C call.
   const char* verdict;
   const char* ray_last;  // Ray's word before this observation.
   const char* state;
   const char* provisional;  // y, n.
   // The named incarnation against the present one: '<' older by two or more, '-' the previous one, '=', '>' newer.
   const char* relation;
-  const char* read;   // f fresh, o outdated, ? unknown.
-  const char* basis;  // k the incarnation is known, u not; c in front: the state rests on kCall.
-  char to;            // '.': nothing changes. ',': only that the incarnation is known now.
+  const char* read;  // f fresh, o outdated, ? unknown.
+  // k the incarnation is known, u not; c the state rests on kCall; d it is in doubt, a with an answer.
+  const char* basis;
+  char to;  // '.': nothing changes. ',': only that the incarnation is known now. '+', '-': answered, not answered.
   Number number;
 };
 
@@ -79,6 +82,8 @@ inline constexpr Row kRows[] = {
     // Rule 9: up, but Ray's local state still speaks of the one before.
     {'T', "A", "A", "", "y", "=", "", "", 'R', kNamed},
     {'T', "A", "A", "", "", ">", "", "k", 'R', kNamed},
+    // Rule 10: the second witness.
+    {'T', "A", "", "", "", "=", "f", "a", 'A', kNamed},
     // ... the present incarnation,
     {'T', "P", "", "U", "", "=", "", "", 'P', kNamed},
     {'T', "R", "", "UR", "", "=", "", "", 'R', kNamed},
@@ -102,6 +107,11 @@ inline constexpr Row kRows[] = {
     {'E', "R", "", "", "", "=>", "", "", 'R', kAfterNamed},
     {'L', "D", "", "D", "", "=", "", "", '.', kSame},
     {'L', "D", "", "", "", "=>", "", "", 'D', kNamed},
+    // Rule 10: a refusal, and what silence and answer are in doubt.
+    {'N', "X", "", "X", "", "=", "", "d", '-', kSame},
+    {'N', "X", "", "AX", "", "=>", "", "", 'X', kNamed},
+    {'S', "X", "", "X", "", "=", "", "d", '-', kSame},
+    {'S', "A", "", "X", "", "=", "", "d", '+', kSame},
     // Rule 6: silence and answer.
     {'S', "X", "", "A", "", "=", "", "", 'X', kSame},
     {'S', "A", "", "X", "", "=", "", "", 'A', kSame},
@@ -135,7 +145,7 @@ inline void ReferenceModel::Observe(const Observation& observation) {
       source = verdict == 'D' ? 'L' : 'E';
       break;
     case Evidence::kConnection:
-      source = 'E';
+      source = 'N';
       break;
     case Evidence::kSilence:
       source = 'S';
@@ -158,10 +168,12 @@ inline void ReferenceModel::Observe(const Observation& observation) {
   }
 
   const char relation = named > incarnation ? '>' : named == incarnation ? '=' : named == incarnation - 1 ? '-' : '<';
+  const bool in_doubt = state == 'X' && evidence == Evidence::kConnection;
   const char read = observation.read_version == version ? 'f' : observation.read_version >= 0 ? 'o' : '?';
   for (const Row& row : kRows) {
     const bool basis = *row.basis == '\0' || (*row.basis == 'c' && evidence == Evidence::kCall) ||
-                       (*row.basis == 'k' && known) || (*row.basis == 'u' && !known);
+                       (*row.basis == 'k' && known) || (*row.basis == 'u' && !known) ||
+                       (*row.basis == 'd' && in_doubt) || (*row.basis == 'a' && in_doubt && answered);
     if (row.source != source || !basis || !Lists(row.verdict, verdict) || !Lists(row.ray_last, ray_before) ||
         !Lists(row.state, state) || !Lists(row.provisional, provisional ? 'y' : 'n') ||
         (source != 'R' && !Lists(row.relation, relation)) || !Lists(row.read, read)) {
@@ -170,18 +182,24 @@ inline void ReferenceModel::Observe(const Observation& observation) {
     if (row.to == '.') return;
     if (names && source != 'S') known = true;
     if (row.to == ',') return;
+    if (row.to == '+' || row.to == '-') {
+      if (answered != (row.to == '+')) version = (version + 1) % 65536;
+      answered = row.to == '+';
+      return;
+    }
     const std::int64_t number = row.number == kSame    ? incarnation
                                 : row.number == kNext  ? (incarnation < kMaxNamed + 1 ? incarnation + 1 : incarnation)
                                 : row.number == kNamed ? named
                                 : row.number == kAfterNamed ? named + 1
                                                             : last_up;
     const bool now_provisional = source == 'E';
-    const bool moved = row.to != state || number != incarnation;
+    const bool moved = row.to != state || number != incarnation || source == 'N';
     if (moved) evidence = observation.evidence;
     if (moved || now_provisional != provisional) version = (version + 1) % 65536;
     state = row.to;
     incarnation = number;
     provisional = now_provisional;
+    answered = false;
     return;
   }
 }

@@ -95,7 +95,7 @@ TEST_CASE("an incarnation that was up and ended is one loss, whoever says so and
   CHECK(slot.losses() == 0);  // Silence alone loses nothing.
   slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 1));
   CHECK(slot.losses() == 1);
-  slot.Apply(Report(Evidence::kConnection, ActorState::kRestarting, 1));
+  slot.Apply(Report(Evidence::kConnection, ActorState::kUnreachable, 1));
   slot.Apply(Report(Evidence::kRay, ActorState::kRestarting));
   slot.Apply(Report(Evidence::kTable, ActorState::kRestarting, 2));
   CHECK(slot.losses() == 1);
@@ -139,6 +139,41 @@ TEST_CASE("a silence that went on for too long is a loss, one that has ended is 
   slot.Apply(Report(Evidence::kSilence, ActorState::kAlive, 0));
   CHECK(!slot.DeclareLoss());
   CHECK(slot.losses() == 1);
+}
+
+TEST_CASE("a refusal is a loss at once, and the end that it may have been is no second one") {
+  const Observation refusal = Report(Evidence::kConnection, ActorState::kUnreachable, 0);
+  for (const bool silent : {false, true}) {
+    for (const bool withdrawn : {false, true}) {
+      Slot slot(ActorId{});
+      slot.Apply(Report(Evidence::kTable, ActorState::kAlive, 0));
+      if (silent) slot.Apply(Report(Evidence::kSilence, ActorState::kUnreachable, 0));
+      slot.Apply(refusal);
+      CHECK(InDoubt(slot.belief()));
+      CHECK(slot.losses() == 1);
+      slot.Apply(refusal);
+      slot.Apply(Report(Evidence::kSilence, ActorState::kUnreachable, 0));
+      CHECK(!slot.DeclareLoss());
+      slot.Apply(Report(Evidence::kSilence, ActorState::kAlive, 0));
+      CHECK(slot.state() == ActorState::kUnreachable);
+      CHECK(slot.losses() == 1);
+      if (withdrawn) {
+        Observation row = Report(Evidence::kTable, ActorState::kAlive, 0);
+        row.read_version = slot.belief().version;
+        slot.Apply(row);
+        CHECK(slot.state() == ActorState::kAlive);
+        CHECK(slot.losses() == 1);
+        slot.Apply(refusal);
+      }
+      // Calls since the doubt was withdrawn are lost with the second one.
+      const std::uint32_t losses = withdrawn ? 2 : 1;
+      CHECK(slot.losses() == losses);
+      slot.Apply(Report(Evidence::kProcess, ActorState::kRestarting, 0));
+      CHECK(slot.state() == ActorState::kRestarting);
+      slot.Apply(Report(Evidence::kTable, ActorState::kDead, 0));
+      CHECK(slot.losses() == losses);
+    }
+  }
 }
 
 TEST_CASE("counters do not mix") {

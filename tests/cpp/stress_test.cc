@@ -61,7 +61,7 @@ Observation AnyObservation(Random& random, const Belief& belief) {
   constexpr ActorState kTableStates[] = {ActorState::kAlive, ActorState::kRestarting, ActorState::kDead};
   Observation observation;
   observation.incarnation = static_cast<std::int64_t>(belief.incarnation) + random.Below(3) - 1;
-  switch (random.Below(5)) {
+  switch (random.Below(6)) {
     case 0:
       observation.evidence = Evidence::kRay;
       observation.verdict = static_cast<ActorState>(1 + random.Below(kActorStateCount - 1));
@@ -75,6 +75,10 @@ Observation AnyObservation(Random& random, const Belief& belief) {
     case 3:
       observation.evidence = Evidence::kProcess;
       observation.verdict = ActorState::kRestarting;
+      break;
+    case 4:
+      observation.evidence = Evidence::kConnection;
+      observation.verdict = ActorState::kUnreachable;
       break;
     default:
       observation.evidence = Evidence::kSilence;
@@ -115,7 +119,7 @@ void ApplyFromAll(int threads) {
         const bool was_up =
             change.before.state == ActorState::kAlive || change.before.state == ActorState::kUnreachable;
         const bool is_down = change.after.state == ActorState::kRestarting || change.after.state == ActorState::kDead;
-        if (was_up && is_down) losses.fetch_add(1);
+        if (was_up && !InDoubt(change.before) && (is_down || InDoubt(change.after))) losses.fetch_add(1);
         if (change.after.state != change.before.state)
           entered[static_cast<std::size_t>(change.after.state)].fetch_add(1);
         if (change.changed) last_version = change.after.version;
@@ -166,6 +170,13 @@ void MarkAndRead(int threads) {
     observation.incarnation = incarnation;
     slot.Apply(observation);
     if (threads == 1) submit();
+    if (incarnation % 2 != 0) {
+      // In doubt first, which is where the loss is counted.
+      observation.evidence = Evidence::kConnection;
+      observation.verdict = ActorState::kUnreachable;
+      slot.Apply(observation);
+      if (threads == 1) submit();
+    }
     observation.evidence = Evidence::kProcess;
     observation.verdict = ActorState::kRestarting;
     slot.Apply(observation);

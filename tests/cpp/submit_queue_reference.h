@@ -503,7 +503,7 @@ class QueuePair {
     observation.evidence = Evidence::kTable;
     observation.verdict = ActorState::kAlive;
     observation.read_version = belief.version;
-    switch (choose_(12)) {
+    switch (choose_(14)) {
       case 0:
         observation.evidence = Evidence::kProcess;
         observation.verdict = ActorState::kRestarting;
@@ -529,6 +529,10 @@ class QueuePair {
       case 7:
       case 8:
         ++observation.incarnation;
+        break;
+      case 9:
+        observation.evidence = Evidence::kConnection;
+        observation.verdict = ActorState::kUnreachable;
         break;
       default:
         break;

@@ -933,6 +933,9 @@ class Stress {
       slot_.Apply(Report(Evidence::kSilence, ActorState::kAlive, incarnation));
       AfterMove();
       if (!losses_) continue;
+      slot_.Apply(Report(Evidence::kConnection, ActorState::kUnreachable, incarnation));
+      AfterMove();
+      // Its end is the same loss: incarnation n begins with n of them.
       slot_.Apply(Report(Evidence::kProcess, ActorState::kRestarting, incarnation));
       AfterMove();
       ++incarnation;
