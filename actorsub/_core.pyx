@@ -1253,7 +1253,6 @@ cdef class CallBase:
     cdef public object _actorsub_kwargs
     cdef public object _actorsub_refs         # None until it was sent; then Ray's own refs, as a list.
     cdef public object _actorsub_left         # Outcomes that are still to come, where there are several.
-    cdef public int64_t _actorsub_sent_ns     # When Ray had it, on the clock of now_ns().
     cdef readonly uint64_t _actorsub_ticket
     cdef readonly unsigned int _actorsub_mark
     # True while the thread that made the call still copies its arguments: the sender leaves it alone.
@@ -1272,6 +1271,9 @@ cdef class CallBase:
             # Looked at again: making it may have let another thread run.
             if self._lock is None:
                 self._lock = made
+        return self._lock
+
+    def _lock_if_made(self):
         return self._lock
 
 
@@ -1624,6 +1626,8 @@ cdef class GroupPicker:
     cdef Picker* picker
     cdef readonly list members
     cdef readonly dict index_of
+    # The one that took its place, in a list; empty while it is the present one.
+    cdef readonly list next
     cdef bint use_pending
 
     def __cinit__(
@@ -1647,6 +1651,7 @@ cdef class GroupPicker:
         self.members = members
         self.index_of = {member: i for i, member in enumerate(members)}
         self.use_pending = use_pending
+        self.next = []
         self.picker = new Picker(options, native)
 
     def __dealloc__(self):
@@ -1669,6 +1674,13 @@ cdef class GroupPicker:
         if result.index < 0:
             return None, NoPickName(result.reason).decode()
         return self.members[result.index], result.probe
+
+    def follow(self, GroupPicker after):
+        """Makes `after` the one that takes its place. False where another one has already."""
+        if self.next:
+            return False
+        self.next.append(after)
+        return True
 
     def able(self):
         """How many members could take a call: those that are up, and, unless they refuse until then, those whose actor

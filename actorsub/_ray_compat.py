@@ -271,10 +271,11 @@ def session_token() -> Any:
     return sys.intern(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else None
 
 
-# Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not be
-# inside it then. They hold this lock around each call that may leave the GIL, and `disconnect`, the first step of a
-# shutdown, waits for it. What only lets go of a ref is no call that anybody could guard: see `_EndingCore`.
-_core_lock = threading.Lock()
+# Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not
+# be inside it then. They, and no thread of a user's, hold this lock around each call that may leave the GIL, and
+# `disconnect`, the first step of a shutdown, waits for it. Reentrant for what the garbage collector runs meanwhile.
+# What only lets go of a ref is no call that anybody could guard: see `_EndingCore`.
+_core_lock = threading.RLock()
 
 #: How long the threads that are counting a ref are given to leave Ray's core before it ends.
 LEAVE_CORE_S = 0.01
@@ -368,7 +369,7 @@ def _after_fork_in_child() -> None:
     global _inherited_session, _core_lock
     _inherited_session = session_token()
     # One of the parent's threads may have held it.
-    _core_lock = threading.Lock()
+    _core_lock = threading.RLock()
 
 
 def is_inherited_session() -> bool:
@@ -544,6 +545,11 @@ def resends(method: Any, options: dict[str, Any] | None) -> bool:
     Ray's ActorMethod has in one. In doubt it would."""
     retries = (options or {}).get("max_task_retries")
     return bool(getattr(method, "_max_task_retries", True) if retries is None else retries)
+
+
+def runs_in_any_order(handle: ray.actor.ActorHandle) -> bool:
+    """True for an actor that does not wait for each call of a caller's sequence: an async or threaded one."""
+    return getattr(handle, "_ray_allow_out_of_order_execution", None) is True
 
 
 def concurrency_groups(actor_class: Any) -> dict[str, str]:
@@ -747,6 +753,14 @@ def arrived(session: Any, refs: list[ray.ObjectRef]) -> set[ray.ObjectRef] | Non
 def on_completed(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> None:
     """Calls `callback(value)` once, soon when the value is there already, on a thread of Ray's. Errors are values."""
     ref._on_completed(callback)
+
+
+def holds_up_outcomes() -> bool:
+    """True on a thread that is inside Ray's deserialization: in a signal handler that has interrupted `ray.get`, say,
+    or in a `__setstate__`. Ray's callbacks wait for its lock then, so whoever waits for one here waits for himself."""
+    lock = getattr(getattr(global_worker, "function_actor_manager", None), "lock", None)
+    is_owned = getattr(lock, "_is_owned", None)
+    return is_owned is not None and bool(is_owned())
 
 
 def plain_ref(ref: ray.ObjectRef) -> ray.ObjectRef:

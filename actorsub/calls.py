@@ -12,7 +12,9 @@ of Ray's; deadlines, refusals and losses on the watcher's.
 from __future__ import annotations
 
 import asyncio
+import collections.abc
 import concurrent.futures
+import contextlib
 import functools
 import io
 import logging
@@ -29,14 +31,10 @@ import ray.cloudpickle
 
 from actorsub import _core, _ray_compat, errors, refs, submit, watcher
 from actorsub.errors import QueueFullError
-from actorsub.fence import fenced, log_failure
+from actorsub.fence import Wakeup, as_exception, fenced, log_failure
 
 logger = logging.getLogger("actorsub")
 
-#: How long Ray has had a call before it is asked to cancel it. A call that is cancelled while Ray is still sending it
-#: leaves a gap in the actor's sequence (seen on Ray 2.60 with plain handles), and the actor then waits 30 s for it and
-#: fails every call until then.
-CANCEL_AFTER_NS = 50_000_000
 #: Calls that the sender takes out of the line at one time.
 SENDER_BATCH = 64
 
@@ -58,6 +56,7 @@ class Line:
 
     __slots__ = (
         "actor",
+        "cancels",
         "method",
         "on_pending",
         "policy",
@@ -78,6 +77,8 @@ class Line:
         self.on_pending = _core.ON_PENDING[policy.on_pending]
         self.wait_while_away = policy.on_unavailable == "wait"
         self.window = policy.max_in_flight or 0
+        # Ray is asked to cancel calls that were sent only where that cannot harm the actor, see `_cancel_sent`.
+        self.cancels = _ray_compat.runs_in_any_order(method._actorsub_handle)
         self.timeout_ns = None if policy.timeout_s is None else int(policy.timeout_s * 1e9)
         shared = method._actorsub_shared
         if not shared:
@@ -114,7 +115,10 @@ def _warn_of_retries(actor: _core.Actor) -> None:
 
 
 class _Condition(type(threading.RLock())):  # type: ignore[misc]
-    """What a Future needs of a threading.Condition, at a tenth of its size: nobody waits on it, see `Call._block`."""
+    """What a Future needs of a threading.Condition, at a tenth of its size: nobody waits on it, see `Call._block`.
+
+    Made only for calls that `concurrent.futures.wait` or `as_completed` look at, which hold it for a moment.
+    """
 
     __slots__ = ()
 
@@ -161,12 +165,32 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         """True once the call was sent, until it is done."""
         return self._actorsub_refs is not None and not self.done()
 
+    def done(self) -> bool:
+        return self._state in _DONE
+
+    def cancelled(self) -> bool:
+        return self._state in _CANCELLED
+
+    def add_done_callback(self, fn: Callable[[Any], object]) -> None:
+        """Calls `fn(call)` once when the call is done: on the thread that ends it, or here, when it is done already.
+
+        What `fn` raises on another thread than this one is logged.
+        """
+        self._done_callbacks.append(fn)
+        # Done meanwhile, perhaps: then whoever takes it out of the list calls it.
+        if self.done() and fn in self._done_callbacks:
+            try:
+                self._done_callbacks.remove(fn)
+            except ValueError:
+                return
+            fn(self)
+
     def cancel(self) -> bool:
         """Takes the call back.
 
-        True: it had not been sent, and never will be. False: it is with Ray, which is asked to cancel it (once it has
-        had it for 50 ms), by the rules of `ray.cancel` for actor tasks: what runs in a plain method cannot be stopped;
-        or it is done already.
+        True: it had not been sent, and never will be. False: it is done already, or with Ray. Of an actor that runs its
+        calls in any order (async or threaded) Ray is then asked to cancel it, by the rules of `ray.cancel`. Of any
+        other the call runs, whoever has given it up: asking Ray might make the actor unavailable, see docs/design.md.
         """
         line: Line | None = self._actorsub_line
         if line is None or self.done():
@@ -241,14 +265,41 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             self.cancel()
 
     def _cancel_future(self) -> None:
-        super().cancel()
-        # What concurrent.futures.wait looks for.
-        self.set_running_or_notify_cancel()
-        self._done_callbacks.clear()
+        self._end_with(_CANCELLED_AND_NOTIFIED)
 
-    def _invoke_callbacks(self) -> None:
-        for callback in self._done_callbacks:
-            fenced("a callback of a Call", callback, self)
+    # A coroutine in the eyes of asyncio, as far as its tasks go. `asyncio.wait_for(call, ...)`, `gather` and
+    # `ensure_future` make a task of what is awaitable, and a task that is cancelled before its first step never begins
+    # to await; of a coroutine it lets the coroutine know.
+
+    def send(self, value: Any) -> Any:
+        return self._step(lambda steps: steps.send(value))
+
+    def throw(self, *error: Any) -> Any:
+        task = asyncio.current_task()
+        if task not in self.__dict__.get("_steps", ()):
+            # Before its first step.
+            raised = error[0]() if isinstance(error[0], type) else error[0]
+            if isinstance(raised, asyncio.CancelledError) and not self.done():
+                self.cancel()
+            raise raised
+        return self._step(lambda steps: steps.throw(*error))
+
+    def close(self) -> None:
+        """Nobody of asyncio waits for it any more. The call itself goes on."""
+        self.__dict__.pop("_steps", None)
+
+    def _step(self, resume: Callable[[Generator[Any, Any, Any]], Any]) -> Any:
+        task = asyncio.current_task()
+        of_task = self.__dict__.setdefault("_steps", {})
+        steps = of_task.get(task)
+        if steps is None:
+            steps = of_task[task] = self.__await__()
+        try:
+            return resume(steps)
+        except BaseException:
+            # Over, StopIteration included.
+            of_task.pop(task, None)
+            raise
 
     def _refuse_in_child(self) -> None:
         line: Line | None = self._actorsub_line
@@ -268,26 +319,87 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
                 "waiting here would never end: this is a callback, on a thread that delivers outcomes. Wait on another "
                 "thread, or use add_done_callback"
             )
-        event = threading.Event()
+        wakeup = Wakeup()
 
         def done(_: Any) -> None:
-            event.set()
+            wakeup.set()
 
         self.add_done_callback(done)
         try:
-            if self._actorsub_refs and _ray_compat.is_task_thread():
-                refs.block_in_task(event, lambda: list(self._actorsub_refs), timeout)
+            if _ray_compat.holds_up_outcomes():
+                refs.block_by_looking(wakeup, lambda: list(self._actorsub_refs or ()), timeout, self._take_here)
+            elif self._actorsub_refs and _ray_compat.is_task_thread():
+                refs.block_in_task(wakeup, lambda: list(self._actorsub_refs), timeout)
             else:
-                event.wait(timeout)
+                wakeup.wait(timeout)
         finally:
-            if not event.is_set():
-                with self._condition:
-                    if done in self._done_callbacks:
-                        self._done_callbacks.remove(done)
+            if not wakeup.is_set():
+                with contextlib.suppress(ValueError):
+                    self._done_callbacks.remove(done)
+
+    # What concurrent.futures.Future does under its lock. The one who ends a call is Ray's thread, on which everybody's
+    # outcomes depend: it must not wait for a lock that a thread holds which a signal handler has interrupted.
+
+    def set_result(self, result: Any) -> None:
+        self._result = result
+        self._end_with(_FINISHED)
+
+    def set_exception(self, exception: BaseException | None) -> None:
+        self._exception = exception
+        self._end_with(_FINISHED)
+
+    def _end_with(self, state: str) -> None:
+        self._state = state
+        # After the state: whoever makes the lock later than this finds the call done.
+        if self._lock_if_made() is not None:
+            fenced("telling who waits for several calls", self._tell_waiters)
+        self._invoke_callbacks()
+
+    def _tell_waiters(self) -> None:
+        """Tells concurrent.futures.wait and as_completed, which have noted themselves under the lock."""
+        lock = self._condition
+        if not lock.acquire(blocking=False):
+            threading.Thread(target=self._tell_waiters_patiently, name="actorsub-waiters", daemon=True).start()
+            return
+        try:
+            for waiter in self._waiters:
+                if self._state in _CANCELLED:
+                    waiter.add_cancelled(self)
+                elif self._exception is not None:
+                    waiter.add_exception(self)
+                else:
+                    waiter.add_result(self)
+        finally:
+            lock.release()
+
+    def _tell_waiters_patiently(self) -> None:
+        # Until whoever looks at several calls at once has noted itself at all of them.
+        with self._condition:
+            self._tell_waiters()
+
+    def _invoke_callbacks(self) -> None:
+        while self._done_callbacks:
+            try:
+                callback = self._done_callbacks.pop(0)
+            except IndexError:
+                return
+            fenced("a callback of a Call", callback, self)
+
+    def _take_here(self) -> None:
+        """Takes the outcome that Ray has, on this thread, which Ray's callbacks wait for."""
+        sent = list(self._actorsub_refs or ())
+        if len(sent) == 1:
+            self._arrived(refs.outcome_of(sent[0]))
+        else:
+            for index, ref in enumerate(sent):
+                self._arrived_one_of(index, refs.outcome_of(ref))
 
     def _arrived(self, value: Any) -> None:
         """Ray has the outcome. On a thread of Ray's."""
-        line: Line = self._actorsub_line
+        line: Line | None = self._actorsub_line
+        if line is None:
+            # It was taken on another thread, see `_take_here`.
+            return
         queue = line.queue
         call, release = queue.complete(self._actorsub_ticket)
         if release:
@@ -324,16 +436,23 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             _forget(self)
 
     def _arrived_one_of(self, index: int, value: Any) -> None:
-        with self._condition:
-            if self._actorsub_left is None:
-                return
-            self._actorsub_left[index] = value
-            failed = isinstance(value, ray.exceptions.RayError)
-            if not failed and len(self._actorsub_left) < len(self._actorsub_refs):
-                return
-            values = self._actorsub_left
-            self._actorsub_left = None
-        self._arrived(value if failed else [values[i] for i in range(len(values))])
+        values = self._actorsub_left
+        values[index] = value
+        failed = isinstance(value, ray.exceptions.RayError)
+        # The last one, and one that failed, take the end; whoever is second finds it taken.
+        if (failed or len(values) > len(self._actorsub_refs)) and values.pop(_OPEN, None) is not None:
+            self._arrived(value if failed else [values[i] for i in range(len(self._actorsub_refs))])
+
+
+# In `_actorsub_left` beside the outcomes, until the call has its end.
+_OPEN = "open"
+
+_FINISHED = concurrent.futures._base.FINISHED
+_CANCELLED_AND_NOTIFIED = concurrent.futures._base.CANCELLED_AND_NOTIFIED
+_CANCELLED = (concurrent.futures._base.CANCELLED, _CANCELLED_AND_NOTIFIED)
+_DONE = (_FINISHED, *_CANCELLED)
+
+collections.abc.Coroutine.register(Call)
 
 
 def new_call(cls: type[Call], line: Any, args: Any, kwargs: Any) -> Any:
@@ -382,6 +501,8 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
     """
     line: Line = call._actorsub_line
     actor, policy, queue = line.actor, line.policy, line.queue
+    if watcher.is_exiting():
+        return errors.refusal(actor, "The interpreter ends.")
     running = watcher.ensure()
     if actor.unhurried:
         watcher.hurry(actor)
@@ -505,14 +626,13 @@ def _give(call: Call) -> Callable[[], None] | None:
         _refuse_unpicklable(args, kwargs)
         raise not_taken
     _let_go(call)
-    call._actorsub_sent_ns = _core.now_ns()
     line.actor.used = True
     if isinstance(given, ray.ObjectRef):
         call._actorsub_refs = [given]
         _ray_compat.on_completed(given, call._arrived)
     elif isinstance(given, list):
         call._actorsub_refs = given
-        call._actorsub_left = {}
+        call._actorsub_left = {_OPEN: True}
         for index, ref in enumerate(given):
             _ray_compat.on_completed(ref, functools.partial(call._arrived_one_of, index))
     elif isinstance(given, ray.ObjectRefGenerator):
@@ -567,8 +687,6 @@ def deliver(call: Call, value: Any, *, raised: bool = False) -> None:
         log_failure("ending a Call")
     finally:
         _thread.ends_calls -= 1
-        # They refer to the call, and none is added any more: without them no garbage collector is needed.
-        call._done_callbacks.clear()
 
 
 def _copy(call: Call, future: asyncio.Future[Any]) -> None:
@@ -578,17 +696,22 @@ def _copy(call: Call, future: asyncio.Future[Any]) -> None:
 
 
 def _cancel_sent(call: Call) -> None:
-    """Asks Ray to cancel a call that it has, without waiting for an answer; not before it has had it for a while."""
+    """Asks Ray to cancel a call that it has, without waiting for an answer; where that cannot harm the actor.
+
+    An actor that runs its calls in order waits for each number in the sequence of a caller's calls. Ray cancels a call
+    that it has not sent yet by forgetting it, and its number never comes: the actor, healthy and idle, takes no call of
+    this caller for as long as calls keep coming. Whether a call has left is known to nobody here: its arguments may not
+    be ready, or it is waiting for its turn to be written. And what has arrived at such an actor runs, or is behind one
+    that runs, which Ray cannot interrupt. So its calls are left alone; the outcome is dropped.
+    """
     line: Line | None = call._actorsub_line
     sent = list(call._actorsub_refs or ())
-    if line is None or not sent:
+    if line is None or not line.cancels or not sent or watcher.is_exiting():
         return
-    ask = functools.partial(_ask_to_cancel, line.actor.session, sent)
-    left_ns = call._actorsub_sent_ns + CANCEL_AFTER_NS - _core.now_ns()
-    if left_ns > 0:
-        _core.call_later(left_ns, ask)
-    else:
-        ask()
+    running = watcher.ensure_if_possible()
+    if running is not None:
+        # Not on this thread: Ray's core is not to be shut down meanwhile, and a lock of ours keeps it from that.
+        running.send(_ask_to_cancel, line.actor.session, sent)
 
 
 def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
@@ -597,7 +720,7 @@ def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
             if usable:
                 try:
                     ray.cancel(ref)
-                except Exception:
+                except BaseException:
                     # What runs, runs on; its outcome is nobody's.
                     logger.debug("Ray could not cancel a call", exc_info=True)
 
@@ -721,10 +844,10 @@ def _send(queue: _core.CallQueue, ticket: int, call: Call) -> None:
             after = _give(call)
         actor.count_waited()
     except BaseException as error:
-        # Of the arguments' own code, too: they are unpickled here, and pickled again by Ray.
+        # Of its arguments' own functions, say: the failure of this call, not of the thread.
         taken, _ = queue.abort(ticket)
         if taken is not None:
-            end(call, error, raised=True)
+            end(call, as_exception("unpickling the arguments", error), raised=True)
             _forget(call)
     else:
         queue.end_send(ticket)

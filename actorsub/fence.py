@@ -2,12 +2,19 @@
 
 What such a function raises is that function's failure and nothing more, also where it is no Exception: sys.exit(), a
 KeyboardInterrupt, asyncio's CancelledError, what pytest and gevent end things with.
+
+**Locks.** A signal handler, a `__del__` that the garbage collector runs and a callback of a weak reference run in the
+middle of whatever their thread is doing, and may use this library. So nothing that they can come to waits for a lock
+that the code below them may hold, and no thread that delivers outcomes waits for a lock that such code may hold:
+`threading.Lock`, `Condition` and `Event` have no place there. What is shared is changed by single operations of dicts,
+lists and deques, which the GIL makes whole: whoever takes a thing out of a container is the one who deals with it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,3 +43,61 @@ def log_failure(what: str, *arguments: Any) -> None:
     # The application's own logging handler may raise, too, and there is nobody left to be told.
     with contextlib.suppress(BaseException):
         logger.exception(f"{what} raised", *arguments)
+
+
+def as_exception(what: str, raised: BaseException) -> Exception:
+    """What a call ends with whose user's function has `raised`: an asyncio loop ends by a SystemExit out of an `await`,
+    and a CancelledError would say that somebody cancelled it."""
+    if isinstance(raised, Exception):
+        return raised
+    error = RuntimeError(f"{what} raised {raised!r}")
+    error.__cause__ = raised
+    return error
+
+
+class FencedCallbacks:
+    """For subclasses of concurrent.futures.Future, whose own callbacks let a BaseException out and skip the rest."""
+
+    _done_callbacks: list[Callable[[Any], Any]]
+
+    def _invoke_callbacks(self) -> None:
+        for callback in self._done_callbacks:
+            fenced("a done-callback", callback, self)
+
+
+class Wakeup:
+    """One thread waits until another says so: threading.Event without a lock that the one who says so has to wait for.
+
+    A thread that is interrupted by a signal handler inside `Event.wait` may hold the event's lock; who sets the event
+    then waits for the handler to end, and is perhaps the thread that the handler waits for. `SimpleQueue.put` never
+    waits.
+    """
+
+    __slots__ = ("_queue", "_was_set")
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._was_set = False
+
+    def set(self) -> None:
+        self._was_set = True
+        self._queue.put(None)
+
+    def is_set(self) -> bool:
+        return self._was_set
+
+    def wait(self, timeout_s: float | None) -> bool:
+        """True once it was set; False when the time is over first. Interrupted by Ctrl-C."""
+        if not self._was_set:
+            with contextlib.suppress(queue.Empty):
+                self._queue.get(timeout=None if timeout_s is None else max(0.0, timeout_s))
+        return self._was_set
+
+    def clear(self) -> None:
+        """What is set meanwhile may be forgotten: look at what it was about afterwards."""
+        self._was_set = False
+        while not self._queue.empty():
+            try:
+                self._queue.get_nowait()
+            except queue.Empty:
+                return

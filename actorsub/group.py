@@ -14,6 +14,7 @@ goes with its last reference, and its members' actors with it.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import difflib
 import functools
@@ -32,16 +33,16 @@ import ray
 
 from actorsub import _core, _ray_compat, calls, errors, handle, submit, watcher
 from actorsub.errors import ActorState, Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
-from actorsub.fence import fenced, log_failure
+from actorsub.fence import as_exception, fenced, log_failure
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, OnUnavailable, Policy, shown
 
 logger = logging.getLogger("actorsub")
 
 Retry = Literal["unsent", "always", "never"]
 
-#: Resends of calls that may have run: at most this share of the calls, and this many per second come on top.
-RETRY_SHARE = 0.2
-RETRY_FLOOR_PER_S = 10.0
+#: Resends of calls that may have run: one for so many calls, and on top at least so many per second.
+RETRY_EVERY = 5
+RETRY_FLOOR = 10
 #: Before the k-th resend of one call (k > 1) it waits up to RETRY_PAUSE_S * 2^(k - 2), at most MAX_RETRY_PAUSE_S.
 RETRY_PAUSE_S = 0.025
 MAX_RETRY_PAUSE_S = 1.0
@@ -161,25 +162,40 @@ def _key_number(key: Any) -> int:
 
 
 class _RetryBudget:
-    """How many calls that may have run may be sent again: a bucket of tokens, so that an outage is not made worse."""
+    """How many calls that may have run may be sent again: a bucket of tokens, so that an outage is not made worse.
+
+    Without a lock, see fence.py.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._tokens = RETRY_FLOOR_PER_S
-        self._filled_s = time.monotonic()
+        self._tokens = collections.deque([None] * RETRY_FLOOR, maxlen=100 * RETRY_FLOOR)
+        self._calls = itertools.count(1)
+        # When the floor was filled last. Who takes the time out of here fills it, and puts the new time in.
+        self._filled_s = [time.monotonic()]
 
     def deposit(self) -> None:
-        self._tokens = min(self._tokens + RETRY_SHARE, 100 * RETRY_FLOOR_PER_S)
+        """One call was made."""
+        if next(self._calls) % RETRY_EVERY == 0:
+            self._tokens.append(None)
 
     def take(self) -> bool:
-        with self._lock:
-            now_s = time.monotonic()
-            passed_s, self._filled_s = now_s - self._filled_s, now_s
-            self._tokens = max(self._tokens, min(RETRY_FLOOR_PER_S, self._tokens + passed_s * RETRY_FLOOR_PER_S))
-            if self._tokens < 1:
-                return False
-            self._tokens -= 1
-            return True
+        self._fill()
+        try:
+            self._tokens.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _fill(self) -> None:
+        try:
+            filled_s = self._filled_s.pop()
+        except IndexError:
+            return
+        # Whole tokens only; the rest of the time counts for the next one.
+        tokens = max(0, int((time.monotonic() - filled_s) * RETRY_FLOOR))
+        for _ in range(min(tokens, RETRY_FLOOR - len(self._tokens))):
+            self._tokens.append(None)
+        self._filled_s.append(filled_s + tokens / RETRY_FLOOR)
 
 
 class GroupMethod:
@@ -278,9 +294,9 @@ class GroupCall(calls.Call):
     _sent_attempts: int
     # What the last attempt ended with.
     _error: Any
-    # Guarded by `_condition`.
-    _is_over: bool
-    _is_between: bool
+    # Who takes what is in there: the end of the call; the pause between two attempts.
+    _end: list[bool]
+    _between: list[bool]
     # Its user has asked to take it back: no further attempt.
     _is_unwanted: bool
     #: Of its last pause between two attempts.
@@ -305,17 +321,20 @@ class GroupCall(calls.Call):
         current = self._current
         return not self.done() and current is not None and current.running()
 
+    def _take_here(self) -> None:
+        current = self._current
+        if current is not None:
+            current._take_here()
+
     def cancel(self) -> bool:
         group = self._group
         if group is None or self.done():
             return self.cancelled()
         self._refuse_in_child()
-        with self._condition:
-            self._is_unwanted = True
-            between = self._is_between
-            self._is_between = False
+        self._is_unwanted = True
+        # Read before: an attempt that ends meanwhile finds that the call is unwanted.
         current = self._current
-        if between:
+        if _take(self._between):
             self._finish_unwanted()
         elif current is not None:
             current.cancel()
@@ -351,10 +370,7 @@ class GroupCall(calls.Call):
 
     def _take_end(self) -> bool:
         """True for the one who may end the call."""
-        with self._condition:
-            first, self._is_over = not self._is_over, True
-            self._is_between = False
-        return first
+        return _take(self._end)
 
     def _finish(self, value: Any, *, raised: bool = False) -> None:
         """Ends it with a value, or with an error that an attempt or the group has `raised`."""
@@ -494,9 +510,8 @@ class ReplicaGroup:
         self._bounded_load = bounded_load
         # Where more may be left out than makes a panic, it would be panic all the time.
         self._panic_share = max(PANIC_SHARE, max_ejected_share)
-        # Guards changes of membership; a call reads `_picker` once.
-        self._lock = threading.Lock()
-        self._picker = self._make_picker([])
+        # A change of membership makes the next picker; see `_picker` and `_change`.
+        self._known_picker = self._make_picker([])
         self._session: Any = _ray_compat.session_token()
         self._forks = _forks
         self._open_line()
@@ -535,18 +550,26 @@ class ReplicaGroup:
                     self._take_out(member)
             self._session = session
             self._open_line()
-        made = []
-        with self._lock:
-            present = {member.actor.key for member in self._picker.members}
-            for one in wrapped:
-                if one._actorsub_actor.key in present:
-                    raise ValueError(f"{one!r} is a member of this group already")
-                present.add(one._actorsub_actor.key)
-            for one in wrapped:
-                member = _core.GroupMember(self._health, one._actorsub_actor, one)
-                made.append(member)
-                self._tenures[member] = _Tenure(factory_failures)
-            self._picker = self._make_picker([*self._picker.members, *made])
+        made = [_core.GroupMember(self._health, one._actorsub_actor, one) for one in wrapped]
+        for member in made:
+            # Before it is a member: whoever takes it out again takes that along.
+            self._tenures[member] = _Tenure(factory_failures)
+
+        def with_made(members: list[_core.GroupMember]) -> list[_core.GroupMember]:
+            present = {member.actor.key for member in members}
+            for member in made:
+                if member.actor.key in present:
+                    raise ValueError(f"{member.handle!r} is a member of this group already")
+                present.add(member.actor.key)
+            return [*members, *made]
+
+        try:
+            self._change(with_made)
+        except BaseException:
+            for member in made:
+                del self._tenures[member]
+                member.retire()
+            raise
         group = weakref.ref(self)
         for member in made:
             cancel = handle.on_state_change(member.handle, functools.partial(_tell_group, group, member))
@@ -576,6 +599,23 @@ class ReplicaGroup:
     def __iter__(self) -> Iterator[MemberState]:
         return iter([_state_of(member) for member in self._picker.members])
 
+    @property
+    def _picker(self) -> _core.GroupPicker:
+        """That of the present members. Each knows the one that took its place."""
+        picker = self._known_picker
+        while picker.next:
+            picker = picker.next[0]
+        return picker
+
+    def _change(self, change: Callable[[list[_core.GroupMember]], list[_core.GroupMember]]) -> None:
+        """Makes `change` of the members; again, where another thread, or a signal handler, was first."""
+        while True:
+            before = self._picker
+            after = self._make_picker(change(before.members))
+            if before.follow(after):
+                self._known_picker = after
+                return
+
     def _make_picker(self, members: list[_core.GroupMember]) -> _core.GroupPicker:
         kind = _core.BALANCERS[self._balancer or "least_loaded"]
         return _core.GroupPicker(
@@ -590,11 +630,10 @@ class ReplicaGroup:
 
     def _take_out(self, member: _core.GroupMember) -> _Tenure | None:
         """What it was in the group; None when it is no member."""
-        with self._lock:
-            if member not in self._picker.index_of:
-                return None
-            self._picker = self._make_picker([one for one in self._picker.members if one is not member])
-            tenure = self._tenures.pop(member)
+        tenure = self._tenures.pop(member, None)
+        if tenure is None:
+            return None
+        self._change(lambda members: [one for one in members if one is not member])
         member.retire()
         tenure.cancel()
         self._open_or_close()
@@ -690,7 +729,7 @@ class ReplicaGroup:
         call._sent_attempts = 0
         call._error = None
         call._pause = 0
-        call._is_over = call._is_between = call._is_unwanted = False
+        call._end, call._between, call._is_unwanted = [True], [], False
         call._deadline_ns = options.deadline_ns()
         self._counts["calls"] += 1
         self._budget.deposit()
@@ -873,15 +912,15 @@ class ReplicaGroup:
 
     def _send_again(self, call: GroupCall, pause_ns: int = 0) -> None:
         """Has the sender route it, after a pause that ends no later than its deadline."""
-        with call._condition:
-            call._is_between = not call._is_unwanted and not call._is_over
-        if not call._is_between:
-            if call._is_unwanted:
+        call._between.append(True)
+        if call._is_unwanted:
+            # Else its user has seen that it is between two attempts, and finishes it.
+            if _take(call._between):
                 call._finish_unwanted()
             return
         pause_ns = min(pause_ns, call._deadline_ns - _core.now_ns())
         if pause_ns <= 0:
-            _send(self._route_again, call)
+            _send(self._route_between, call)
             return
         call._pause = next(_pauses)
         _paused[call._pause] = call
@@ -924,7 +963,7 @@ class ReplicaGroup:
         if sent:
             call._sent_attempts += 1
             call._sent_to.add(member)
-        if call._is_over or call._is_unwanted or isinstance(error, DeadlineExceededError) or outcome == _APPLICATION:
+        if not call._end or call._is_unwanted or isinstance(error, DeadlineExceededError) or outcome == _APPLICATION:
             return False
         if not sent:
             return options.retry != "never"
@@ -935,12 +974,15 @@ class ReplicaGroup:
             return False
         return True
 
+    def _route_between(self, call: GroupCall) -> None:
+        """The next attempt of a call that has had one, unless its user was first. On the sender's thread."""
+        if _take(call._between):
+            self._route_again(call)
+
     def _route_again(self, call: GroupCall) -> None:
         """The next attempt of a call that has had one, or has waited. On the sender's thread."""
-        with call._condition:
-            if call._is_over:
-                return
-            call._is_between = False
+        if not call._end:
+            return
         if call._is_unwanted:
             call._finish_unwanted()
             return
@@ -948,8 +990,7 @@ class ReplicaGroup:
         try:
             error = self._route(call, call._method._options, on_sender=True)
         except BaseException as raised:
-            # A balancer's, or of the arguments' own code.
-            error = raised
+            error = as_exception("the balancer, or pickling the arguments,", raised)
         if error is not None:
             call._finish(error, raised=True)
 
@@ -1115,6 +1156,14 @@ def _nothing() -> None:
     pass
 
 
+def _take(tokens: list[bool]) -> bool:
+    """True for the one who takes the last thing out of a list."""
+    try:
+        return tokens.pop()
+    except IndexError:
+        return False
+
+
 _TRY_AGAIN: Any = object()
 
 _ENDED = "The connection to Ray ended."
@@ -1141,7 +1190,7 @@ def _resume(pause: int) -> None:
     call = _paused.pop(pause, None)
     group = None if call is None else call._group
     if group is not None:
-        _send(group._route_again, call)
+        _send(group._route_between, call)
 
 
 # How often this process is a fork of the one that Ray was connected in.

@@ -12,15 +12,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import ray
 
 from actorsub import _core, _ray_compat, errors, watcher
-from actorsub.fence import fenced
+from actorsub.fence import FencedCallbacks, Wakeup, fenced
 
 #: In a task, which gives its CPU back only inside Ray's own blocking calls: how long one of them may last before the
 #: next look at whether the actor is lost.
@@ -33,26 +32,38 @@ class _Hub:
     Ray keeps a callback until the outcome is there, so a loop that asks again and again must not leave one each time.
     """
 
-    __slots__ = ("parties", "ref")
+    __slots__ = ("is_asked", "is_over", "parties", "ref")
 
     def __init__(self, ref: ray.ObjectRef) -> None:
         # Keeps the ref alive until its outcome is there, as Ray's futures do.
         self.ref = ref
+        # Whoever takes a party out of here tells it, or knows that it is not to be told.
         self.parties: dict[Outcome, None] = {}
+        # Ray has the callback. Who comes in the middle of the asking, in a signal handler say, asks once more.
+        self.is_asked = False
+        # Its parties are being told, or were: nobody may be sure to be told who comes now.
+        self.is_over = False
 
     def arrived(self, value: Any) -> None:
         """On a thread of Ray's."""
-        with _hubs_lock:
-            _hubs.pop(self.ref.binary(), None)
-            parties = list(self.parties)
-            self.parties.clear()
-        for party in parties:
-            fenced("a callback of a future", party.arrived, value)
+        self.is_over = True
+        _hubs.pop(self.ref.binary(), None)
+        for party in self.take_parties():
+            fenced("taking in an outcome", party.arrived, value)
+
+    def take_parties(self) -> Iterator[Outcome]:
+        while self.parties:
+            try:
+                yield self.parties.popitem()[0]
+            except KeyError:
+                return
 
 
-# By the ref's binary id. The lock is held for a few dict operations and never while calling out.
+# By the ref's binary id. Without a lock, see fence.py.
 _hubs: dict[bytes, _Hub] = {}
-_hubs_lock = threading.Lock()
+
+
+_TOLD = object()
 
 
 class Outcome:
@@ -72,14 +83,19 @@ class Outcome:
         if actor is not None:
             actor.outcomes[self] = None
         key = self.ref.binary()
-        with _hubs_lock:
+        while True:
             hub = _hubs.get(key)
-            is_new = hub is None
             if hub is None:
-                hub = _hubs[key] = _Hub(self.ref)
+                hub = _hubs.setdefault(key, _Hub(self.ref))
             hub.parties[self] = None
-        if is_new:
+            if not hub.is_over or hub.parties.pop(self, _TOLD) is _TOLD:
+                break
+            # It was passed over; the next hub is told at once.
+            if _hubs.get(key) is hub:
+                _hubs.pop(key, None)
+        if not hub.is_asked:
             _ray_compat.on_completed(self.ref, hub.arrived)
+            hub.is_asked = True
         if actor is None:
             return
         if actor.unhurried:
@@ -93,10 +109,9 @@ class Outcome:
         actor = self.actor
         if actor is not None:
             actor.outcomes.pop(self, None)
-        with _hubs_lock:
-            hub = _hubs.get(self.ref.binary())
-            if hub is not None:
-                hub.parties.pop(self, None)
+        hub = _hubs.get(self.ref.binary())
+        if hub is not None:
+            hub.parties.pop(self, None)
 
     def stop_if_cancelled(self, future: Any) -> None:
         # `asyncio.wait_for` in a loop must not leave one party for each try.
@@ -189,6 +204,10 @@ def end_future(future: Any, value: Any) -> None:
         future.set_exception(value)
     else:
         future.set_result(value)
+
+
+class _Future(FencedCallbacks, concurrent.futures.Future):  # type: ignore[type-arg]
+    """What `.future()` returns."""
 
 
 class ObjectRef(ray.ObjectRef):
@@ -317,7 +336,7 @@ def early_result(actor: _core.Actor, mark: int, result: Any) -> Any:
 # Blocking.
 
 
-def block_in_task(event: threading.Event, pending: Callable[[], list[ray.ObjectRef]], timeout_s: float | None) -> bool:
+def block_in_task(event: Wakeup, pending: Callable[[], list[ray.ObjectRef]], timeout_s: float | None) -> bool:
     """`event.wait(timeout_s)` for a thread that runs a task, while Ray lends out the CPU that the task holds."""
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
     while not event.is_set():
@@ -332,13 +351,31 @@ def block_in_task(event: threading.Event, pending: Callable[[], list[ray.ObjectR
     return True
 
 
+def block_by_looking(
+    event: Wakeup, pending: Callable[[], list[ray.ObjectRef]], timeout_s: float | None, take: Callable[[], None]
+) -> bool:
+    """`event.wait(timeout_s)` for a thread that Ray's callbacks wait for. Once every pending ref has its outcome, which
+    is looked at from time to time, calls `take()`, which is to make `event` happen."""
+    end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    while not event.is_set():
+        left_s = TASK_SLICE_S if end_s is None else min(TASK_SLICE_S, end_s - time.monotonic())
+        if left_s <= 0:
+            return False
+        waited_for = list(dict.fromkeys(pending()))
+        if not waited_for:
+            event.wait(left_s)
+        elif not ray.wait(waited_for, num_returns=len(waited_for), timeout=left_s)[1]:
+            take()
+    return True
+
+
 class _Gathering:
     """A thread that waits for several outcomes."""
 
     def __init__(self, refs: Sequence[ray.ObjectRef]) -> None:
         self.refs = refs
         self.values: dict[int, Any] = {}
-        self._event = threading.Event()
+        self._event = Wakeup()
         self._wanted = 0
         self._stop_at_error = False
 
@@ -360,20 +397,41 @@ class _Gathering:
         try:
             for outcome in outcomes:
                 outcome.start()
+            if _ray_compat.holds_up_outcomes():
+                return block_by_looking(self._event, self._pending, timeout_s, self._take_here)
             if not _ray_compat.is_task_thread():
                 return self._event.wait(timeout_s)
-            return block_in_task(
-                self._event, lambda: [ref for i, ref in enumerate(self.refs) if i not in self.values], timeout_s
-            )
+            return block_in_task(self._event, self._pending, timeout_s)
         finally:
             for outcome in outcomes:
                 outcome.stop()
+
+    def _pending(self) -> list[ray.ObjectRef]:
+        """Whose outcome is to be looked at: all that are missing, or the next one where not all are wanted."""
+        missing = [ref for index, ref in enumerate(self.refs) if index not in self.values]
+        if len(missing) > 1 and self._wanted < len(self.refs):
+            return ray.wait(missing, num_returns=1, timeout=0)[0] or missing[:1]
+        return missing
+
+    def _take_here(self) -> None:
+        for index, ref in enumerate(self.refs):
+            if index not in self.values and ray.wait([ref], timeout=0)[0]:
+                self.arrived(index, outcome_of(ref))
 
     def first_error(self) -> Any:
         for index in sorted(self.values):
             if isinstance(self.values[index], ray.exceptions.RayError):
                 return self.values[index]
         return None
+
+
+def outcome_of(ref: ray.ObjectRef) -> Any:
+    """The value of a ref that is there, or its error, certified where it is about the call's own actor."""
+    try:
+        return ray.get(ref)
+    except ray.exceptions.RayError as error:
+        actor, _ = _core.call_of(ref)
+        return error if actor is None else errors.certified(error, actor)
 
 
 def _raise(error: Any) -> None:
@@ -527,14 +585,21 @@ def is_bound() -> bool:
 
 def _end_all() -> None:
     """Ends every wait of a connection that has ended: Ray calls nobody back any more."""
-    with _hubs_lock:
-        parties = [party for hub in _hubs.values() for party in hub.parties]
-        _hubs.clear()
-    for party in parties:
-        actor = party.actor
-        if actor is None or actor.outcomes.pop(party, party) is not party:
-            actor_id = None if actor is None else actor.key.hex()
-            party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))
+    while _hubs:
+        try:
+            hub = _hubs.popitem()[1]
+        except KeyError:
+            return
+        hub.is_over = True
+        for party in hub.take_parties():
+            _end_unheard(party)
+
+
+def _end_unheard(party: Outcome) -> None:
+    actor = party.actor
+    if actor is None or actor.outcomes.pop(party, party) is not party:
+        actor_id = None if actor is None else actor.key.hex()
+        party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))
 
 
 _ray_compat.after_disconnect.append(_end_all)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from actorsub import _core, _ray_compat, errors, supply, watcher
+from actorsub.fence import Wakeup
 
 _EVENT_LOOP = (
     "It cannot be waited for on this thread, which runs an event loop that would stop meanwhile. Use .call(), which "
@@ -122,7 +122,9 @@ def look(actor: _core.Actor) -> str:
         watcher.hurry(actor)
     if actor.observe_ray():
         watcher.wake(actor)
-        watcher.ensure().nudge()
+        running = watcher.ensure_if_possible()
+        if running is not None:
+            running.nudge()
     if not actor.is_subscribed and not actor.used:
         # Ray subscribes at the first call; until then its local state says nothing, whatever the actor does.
         read_table_once(actor)
@@ -131,9 +133,12 @@ def look(actor: _core.Actor) -> str:
 
 def read_table_once(actor: _core.Actor) -> None:
     """Waits for one read of the actor table (0.5 ms), at most FIRST_READ_LIMIT_S."""
+    running = watcher.ensure_if_possible()
+    if running is None:
+        return
     waiter = _Waiter(actor)
     try:
-        watcher.ensure().request_read(actor)
+        running.request_read(actor)
         end_s = time.monotonic() + watcher.FIRST_READ_LIMIT_S
         while actor.reading and (left_s := end_s - time.monotonic()) > 0:
             waiter.wait(left_s)
@@ -166,19 +171,19 @@ def wait_for_change(actor: _core.Actor, state: str, deadline_s: float | None) ->
 
 
 class _Waiter:
-    """One thread that waits for a change of one actor. `threading.Event` can be interrupted by Ctrl-C."""
+    """One thread that waits for a change of one actor."""
 
     def __init__(self, actor: _core.Actor) -> None:
-        self._event = threading.Event()
+        self._wakeup = Wakeup()
         self._actor = actor
-        actor.waiters.append(self._event)
+        actor.waiters.append(self._wakeup)
 
     def wait(self, timeout_s: float | None) -> None:
-        self._event.wait(timeout_s)
-        self._event.clear()
+        self._wakeup.wait(timeout_s)
+        self._wakeup.clear()
 
     def close(self) -> None:
-        self._actor.waiters.remove(self._event)
+        self._actor.waiters.remove(self._wakeup)
 
 
 def refused(

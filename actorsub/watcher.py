@@ -29,7 +29,7 @@ from typing import Any
 
 from actorsub import _core, _ray_compat
 from actorsub.errors import ActorState
-from actorsub.fence import fenced, log_failure
+from actorsub.fence import Wakeup, fenced, log_failure
 
 logger = logging.getLogger("actorsub")
 
@@ -72,16 +72,20 @@ users = _Users()
 
 
 class _Background:
-    """Does things on a thread of its own, one after the other, and calls `done` after each."""
+    """Does things on a thread of its own, one after the other, and calls `done` after each.
+
+    The thread is started by the first request, and again by the next one should it ever end. No lock: see fence.py.
+    """
 
     def __init__(self, name: str, done: Callable[[], object]) -> None:
+        self._name = name
         self._done = done
-        self._lock = threading.Lock()
-        # Guarded by it: what is asked for after this would never be done.
+        # What is asked for after this is not done.
         self._is_stopped = False
-        self._requests: queue.SimpleQueue[tuple[Callable[..., None], Any] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        # Each request is a list of one; who takes it out of there deals with it.
+        self._requests: queue.SimpleQueue[list[tuple[Callable[..., None], Any]] | None] = queue.SimpleQueue()
+        # "thread" -> the one that runs; who puts it in there starts it.
+        self._running: dict[str, threading.Thread] = {}
 
     def request(self, actor: _core.Actor) -> bool:
         """False: a read is under way already, which may show an older state than the one that is asked about; or it was
@@ -89,30 +93,66 @@ class _Background:
         if actor.reading:
             return False
         actor.reading = True
-        if self.run(_read, (actor,)):
-            return True
-        actor.reading = False
-        return False
+        asked = False
+        try:
+            asked = self.run(_read, (actor,))
+        finally:
+            actor.reading = asked
+        return asked
 
     def run(self, function: Callable[..., None], arguments: Any) -> bool:
-        """False: it was stopped before."""
-        with self._lock:
-            if not self._is_stopped:
-                self._requests.put((function, arguments))
-            return not self._is_stopped
+        """False: it was stopped before. Raises RuntimeError where no thread can be started; then it is not done."""
+        if self._is_stopped:
+            return False
+        request = [(function, arguments)]
+        self._requests.put(request)
+        if "thread" not in self._running:
+            try:
+                self._start()
+            except RuntimeError:
+                if _taken(request) is not None:
+                    raise
+        # Put after the request to stop, nobody would come to it.
+        return not self._is_stopped or _taken(request) is None
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        if self._running.setdefault("thread", thread) is thread:
+            try:
+                thread.start()
+            except BaseException:
+                del self._running["thread"]
+                raise
 
     def stop(self, timeout_s: float) -> None:
-        with self._lock:
-            self._is_stopped = True
-            self._requests.put(None)
-        self._thread.join(timeout_s)
+        self._is_stopped = True
+        self._requests.put(None)
+        thread = self._running.get("thread")
+        # Not started yet by whoever is about to: it ends by itself.
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def owns_current_thread(self) -> bool:
+        return self._running.get("thread") is threading.current_thread()
 
     def _run(self) -> None:
+        try:
+            self._do_requests()
+        finally:
+            # Whatever ended it; the next request starts another.
+            del self._running["thread"]
+            if not self._is_stopped:
+                logger.warning("the thread %s has ended unexpectedly; the next use starts it again", self._name)
+
+    def _do_requests(self) -> None:
         while True:
             request = self._requests.get()
             if request is None:
                 return
-            function, arguments = request
+            wanted = _taken(request)
+            if wanted is None:
+                continue
+            function, arguments = wanted
             try:
                 function(*arguments)
             except Exception:
@@ -121,8 +161,16 @@ class _Background:
             except BaseException:
                 log_failure("%s, on the thread %s,", function.__name__, threading.current_thread().name)
             # No reference to an actor while this thread waits.
-            del request, function, arguments
+            del request, wanted, function, arguments
             self._done()
+
+
+def _taken(request: list[tuple[Callable[..., None], Any]]) -> tuple[Callable[..., None], Any] | None:
+    """What is asked for, for the one who is first; None for others."""
+    try:
+        return request.pop()
+    except IndexError:
+        return None
 
 
 def _read(actor: _core.Actor) -> None:
@@ -194,24 +242,27 @@ class Watcher:
         # Since the last look began. The wake-up itself may be swallowed: a look takes in events, too.
         self._nudged = False
         # Used only where the sentinel could not be started, to block on.
-        self._event = threading.Event()
+        self._wakeup = Wakeup()
         error = _core.start_sentinel()
         if error:
             logger.warning(
                 "actorsub cannot watch processes and connections (%s); it relies on Ray's own state", os.strerror(error)
             )
         self._background = _Background("actorsub-table", self.nudge)
-        self._sender: _Background | None = None
-        self._sender_lock = threading.Lock()
+        self._sender = _Background("actorsub-sender", bool)
         # Timers ended with the sentinel that kept them.
         users.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except BaseException:
+            _core.stop_sentinel()
+            raise
 
     def nudge(self) -> None:
         """Looks at everything now."""
         self._nudged = True
-        self._event.set()
+        self._wakeup.set()
         _core.wake_watcher()
 
     def look_by(self, time_s: float) -> None:
@@ -220,7 +271,8 @@ class Watcher:
             self.nudge()
 
     def owns_current_thread(self) -> bool:
-        return threading.current_thread() is self._thread
+        own = threading.current_thread() is self._thread
+        return own or self._sender.owns_current_thread() or self._background.owns_current_thread()
 
     def request_read(self, actor: _core.Actor) -> None:
         self._background.request(actor)
@@ -231,39 +283,37 @@ class Watcher:
 
     def send(self, function: Callable[..., None], *arguments: Any) -> bool:
         """Has the sender run it: the one thread that gives to Ray what waited in line. False: it was stopped before."""
-        with self._sender_lock:
-            if self._stopping:
-                return False
-            if self._sender is None:
-                self._sender = _Background("actorsub-sender", bool)
-            self._sender.run(function, arguments)
-            return True
+        return self._sender.run(function, arguments)
 
     def stop(self) -> None:
-        with self._sender_lock:
-            self._stopping = True
+        self._stopping = True
         self.nudge()
-        self._thread.join(5.0)
+        if self._thread is not threading.current_thread():
+            self._thread.join(5.0)
         # A read may be stuck in an RPC to a dead control store; it is a daemon, and nobody waits for its answer.
         self._background.stop(1.0)
-        if self._sender is not None:
-            self._sender.stop(1.0)
+        self._sender.stop(1.0)
 
     def _run(self) -> None:
-        pause_s: float | None = 0.0
-        while not self._stopping:
-            if pause_s is None or pause_s > 0:
-                self._block(pause_s)
+        try:
+            pause_s: float | None = 0.0
+            while not self._stopping:
+                if pause_s is None or pause_s > 0:
+                    self._block(pause_s)
+                if not self._stopping:
+                    self._take_in_events()
+                    pause_s = self._look()
+        finally:
             if not self._stopping:
-                self._take_in_events()
-                pause_s = self._look()
+                _has_ended(self)
 
     def _block(self, pause_s: float | None) -> None:
         if _core.sentinel_runs():
             _core.wait_for_events(pause_s)
         else:
-            self._event.wait(pause_s)
-            self._event.clear()
+            self._wakeup.wait(pause_s)
+        # Whatever it was said for is looked at now.
+        self._wakeup.clear()
 
     # A method of its own: a loop variable in `_run` would hold the last actor for as long as this thread sleeps.
     def _take_in_events(self) -> None:
@@ -487,7 +537,10 @@ _ray_compat.after_disconnect.append(_end_session)
 _core.bind_news(_take_news)
 
 _watcher: Watcher | None = None
-_lock = threading.Lock()
+# Held while the threads are started or stopped. Reentrant for `_is_starting`: whoever comes again on the same thread is
+# a signal handler, or a `__del__`, in the middle of it.
+_lock = threading.RLock()
+_is_starting = False
 # Nothing is started any more.
 _exiting = False
 
@@ -503,15 +556,56 @@ def is_exiting() -> bool:
 
 
 def ensure() -> Watcher:
-    """The watcher of this process, started when there is none."""
-    global _watcher
+    """The watcher of this process, started when there is none.
+
+    Raises RuntimeError where a thread cannot be started, or is being started by the very code that a signal handler or
+    `__del__` which comes here has interrupted. Nothing is left behind then, and the next use tries again.
+    """
+    global _watcher, _is_starting
     watcher = _watcher
     if watcher is None:
         with _lock:
             watcher = _watcher
             if watcher is None:
-                watcher = _watcher = Watcher()
+                if _exiting:
+                    raise RuntimeError("the interpreter ends, and actorsub starts no threads any more")
+                if _is_starting:
+                    raise RuntimeError(
+                        "actorsub's threads are being started on this thread, by what this signal handler (or __del__) "
+                        "has interrupted; use it once before"
+                    )
+                _is_starting = True
+                try:
+                    watcher = _watcher = Watcher()
+                finally:
+                    _is_starting = False
     return watcher
+
+
+_warned_of_threads = False
+
+
+def ensure_if_possible() -> Watcher | None:
+    """The same for `.remote()`, which goes on without: None where it cannot be started, said once."""
+    global _warned_of_threads
+    try:
+        return ensure()
+    except RuntimeError as error:
+        if not _warned_of_threads and not _exiting:
+            _warned_of_threads = True
+            logger.warning("actorsub watches no actor (%s); until it can, calls fail when Ray says so", error)
+        return None
+
+
+def _has_ended(watcher: Watcher) -> None:
+    """Its thread ends although nobody stopped it."""
+    global _watcher
+    logger.warning("the thread actorsub-watcher has ended unexpectedly; the next use starts it again")
+    if _watcher is watcher:
+        _watcher = None
+    # What they were asked for before this they do.
+    watcher._background.stop(0.0)
+    watcher._sender.stop(0.0)
 
 
 def hurry(actor: _core.Actor) -> None:
@@ -519,7 +613,9 @@ def hurry(actor: _core.Actor) -> None:
     if actor.unhurried and not (_exiting or actor.is_over or actor.is_inherited):
         actor.unhurried = False
         actor.next_read_s = _core.now_s()
-        ensure().nudge()
+        running = ensure_if_possible()
+        if running is not None:
+            running.nudge()
 
 
 def shutdown() -> None:
@@ -557,10 +653,11 @@ def _stop() -> bool:
 
 
 def _after_fork_in_child() -> None:
-    global _watcher, _lock
+    global _watcher, _lock, _is_starting
     # The threads are not in this process, and the lock may have been held by one of them.
     _watcher = None
-    _lock = threading.Lock()
+    _lock = threading.RLock()
+    _is_starting = False
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
