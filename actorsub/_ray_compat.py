@@ -755,6 +755,21 @@ def on_completed(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> None:
     ref._on_completed(callback)
 
 
+# Since Ray 2.60.
+_on_ready: Any = getattr(ray.ObjectRef, "_on_ready", None)
+
+
+def can_tell_ready() -> bool:
+    """Whether `on_ready` is there; `on_completed` serves without."""
+    return _on_ready is not None
+
+
+def on_ready(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> Callable[[], object]:
+    """Calls `callback(None)` once, perhaps in here, when the value is there, which is not fetched or unpickled. Returns
+    a function that takes the callback back."""
+    return _on_ready(ref, callback)
+
+
 def holds_up_outcomes() -> bool:
     """True on a thread that is inside Ray's deserialization: in a signal handler that has interrupted `ray.get`, say,
     or in a `__setstate__`. Ray's callbacks wait for its lock then, so whoever waits for one here waits for himself."""

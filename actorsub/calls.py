@@ -916,6 +916,10 @@ def has_waiting(actor: _core.Actor) -> bool:
     return any(queue.has_waiting() for queue in list(actor.queues.values()))
 
 
+def has_in_flight() -> bool:
+    return any(queue.calls for actor in _core.live_actors() for queue in list(actor.queues.values()))
+
+
 def has_lost(actor: _core.Actor) -> bool:
     return any(queue.has_lost() for queue in list(actor.queues.values()))
 

@@ -257,7 +257,9 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received:
         actor.unhurried = received
         actor.next_read_s = _core.now_s() + (watcher.RECEIVED_READ_S if received else 0.0)
     made = _make_handle(handle, actor, policy)
-    running = watcher.ensure()
+    running = watcher.ensure_if_possible()
+    if running is None:
+        return made
     if actor.unhurried and received:
         running.look_by(actor.next_read_s)
     elif not actor.watched:

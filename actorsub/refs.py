@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import queue
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import ray
 
@@ -82,6 +83,17 @@ class Outcome:
         actor = self.actor
         if actor is not None:
             actor.outcomes[self] = None
+        self._ask()
+        if actor is None:
+            return
+        if actor.unhurried:
+            watcher.hurry(actor)
+        if actor.losses() > self.mark:
+            # Lost before anybody waited; the watcher first looks whether the value came in time.
+            watcher.nudge_if_possible()
+
+    def _ask(self) -> None:
+        """Has Ray call `arrived`."""
         key = self.ref.binary()
         while True:
             hub = _hubs.get(key)
@@ -96,19 +108,16 @@ class Outcome:
         if not hub.is_asked:
             _ray_compat.on_completed(self.ref, hub.arrived)
             hub.is_asked = True
-        if actor is None:
-            return
-        if actor.unhurried:
-            watcher.hurry(actor)
-        if actor.losses() > self.mark:
-            # Lost before anybody waited; the watcher first looks whether the value came in time.
-            watcher.ensure().nudge()
 
     def stop(self) -> None:
         """Nobody waits any more; what arrives later is nobody's."""
         actor = self.actor
         if actor is not None:
             actor.outcomes.pop(self, None)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Has Ray, which calls nobody back, forget it."""
         hub = _hubs.get(self.ref.binary())
         if hub is not None:
             hub.parties.pop(self, None)
@@ -178,17 +187,48 @@ class _FutureOutcome(Outcome):
 
 
 class _CountedOutcome(Outcome):
-    """One of several that a blocked thread waits for."""
+    """One of several that a blocked thread waits for.
 
-    __slots__ = ("_gathering", "_index")
+    Where Ray can, it says only that the value is there, and the thread that waits unpickles it: Ray's own thread would
+    do so under a lock of Ray's that the waiting thread may hold, in a signal handler that has interrupted `ray.get`.
+    """
+
+    __slots__ = ("_gathering", "_index", "_take_back")
 
     def __init__(self, ref: ray.ObjectRef, gathering: _Gathering, index: int) -> None:
         super().__init__(ref)
         self._gathering = gathering
         self._index = index
+        self._take_back: Callable[[], object] | None = None
+
+    def _ask(self) -> None:
+        if not _ray_compat.can_tell_ready():
+            super()._ask()
+            return
+        _told_ready[self] = _ray_compat.session_token()
+        self._take_back = _ray_compat.on_ready(self.ref, self._is_there)
+
+    def _is_there(self, _: Any) -> None:
+        """On a thread of Ray's, or this one."""
+        if _told_ready.pop(self, None) is not None:
+            self.arrived(_THERE)
+
+    def _leave(self) -> None:
+        if not _ray_compat.can_tell_ready():
+            super()._leave()
+            return
+        session = _told_ready.pop(self, None)
+        if session is not None and session is _ray_compat.session_token() and self._take_back is not None:
+            self._take_back()
 
     def deliver(self, value: Any) -> None:
         self._gathering.arrived(self._index, value)
+
+
+# Ray has them told when the value is there: the connection over which.
+_told_ready: dict[_CountedOutcome, Any] = {}
+# Stands for a value that Ray has and nobody has unpickled yet.
+_THERE: Any = object()
 
 
 def end_future(future: Any, value: Any) -> None:
@@ -293,7 +333,7 @@ class ObjectRefGenerator(ray.ObjectRefGenerator):
             raise StopIteration
         ref, ready = _ray_compat.peek_stream(self)
         if not ready:
-            gathering = _Gathering([self._early(ref)])
+            gathering = _Gathering([self._early(ref)], fetch=True)
             limit_s = None if timeout_s is None or timeout_s < 0 else timeout_s
             if not gathering.block(1, limit_s, stop_at_error=True):
                 return ray.ObjectRef.nil()
@@ -351,16 +391,26 @@ def block_in_task(event: Wakeup, pending: Callable[[], list[ray.ObjectRef]], tim
     return True
 
 
+#: For how long a thread waits for a Call while it is inside Ray's deserialization; see `block_by_looking`.
+LOOKING_LIMIT_S = 5.0
+
+
 def block_by_looking(
     event: Wakeup, pending: Callable[[], list[ray.ObjectRef]], timeout_s: float | None, take: Callable[[], None]
 ) -> bool:
-    """`event.wait(timeout_s)` for a thread that Ray's callbacks wait for. Once every pending ref has its outcome, which
-    is looked at from time to time, calls `take()`, which is to make `event` happen."""
+    """`event.wait(timeout_s)` for a thread that is inside Ray's deserialization, whose lock Ray's callbacks wait for.
+
+    Once every pending ref has its outcome, which is looked at from time to time, calls `take()`, which is to make
+    `event` happen. Raises RuntimeError after LOOKING_LIMIT_S, see `_refuse_to_wait`.
+    """
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
+    limit_s = time.monotonic() + LOOKING_LIMIT_S
     while not event.is_set():
         left_s = TASK_SLICE_S if end_s is None else min(TASK_SLICE_S, end_s - time.monotonic())
         if left_s <= 0:
             return False
+        if time.monotonic() > limit_s:
+            _refuse_to_wait()
         waited_for = list(dict.fromkeys(pending()))
         if not waited_for:
             event.wait(left_s)
@@ -369,20 +419,35 @@ def block_by_looking(
     return True
 
 
-class _Gathering:
-    """A thread that waits for several outcomes."""
+def _refuse_to_wait() -> NoReturn:
+    """A callback of Ray's for some call may wait for the lock that this thread holds; then it does so on the thread
+    that would have to receive what is waited for here."""
+    raise RuntimeError(
+        "this cannot be waited for any longer in a signal handler (or __del__, or __setstate__) that has interrupted "
+        "Ray while it unpickled a value: as long as other calls are awaited, Ray may deliver nothing before that is "
+        "over. Let the handler set a flag, and wait elsewhere"
+    )
 
-    def __init__(self, refs: Sequence[ray.ObjectRef]) -> None:
+
+class _Gathering:
+    """A thread that waits for several outcomes.
+
+    Args:
+        refs: whose outcomes.
+        fetch: whether `values` are to be the values, or only who is there: then they may be _THERE.
+    """
+
+    def __init__(self, refs: Sequence[ray.ObjectRef], *, fetch: bool) -> None:
         self.refs = refs
+        # By index in `refs`. Written by the thread that waits.
         self.values: dict[int, Any] = {}
-        self._event = Wakeup()
-        self._wanted = 0
-        self._stop_at_error = False
+        self._fetch = fetch
+        self._arrivals: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._end_s: float | None = None
 
     def arrived(self, index: int, value: Any) -> None:
-        self.values[index] = value
-        if len(self.values) >= self._wanted or (self._stop_at_error and isinstance(value, ray.exceptions.RayError)):
-            self._event.set()
+        """On any thread."""
+        self._arrivals.put((index, value))
 
     def block(self, wanted: int, timeout_s: float | None, *, stop_at_error: bool) -> bool:
         """Waits for `wanted` outcomes, or (with stop_at_error) for one that is an error. False: time is over."""
@@ -391,32 +456,58 @@ class _Gathering:
                 "actorsub.get, actorsub.wait and streams cannot block in a callback of actorsub: it runs on the thread "
                 "that ends such waits. Block on another thread"
             )
-        self._wanted = wanted
-        self._stop_at_error = stop_at_error
+        self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
         outcomes = [_CountedOutcome(ref, self, index) for index, ref in enumerate(self.refs)]
         try:
             for outcome in outcomes:
                 outcome.start()
-            if _ray_compat.holds_up_outcomes():
-                return block_by_looking(self._event, self._pending, timeout_s, self._take_here)
-            if not _ray_compat.is_task_thread():
-                return self._event.wait(timeout_s)
-            return block_in_task(self._event, self._pending, timeout_s)
+            in_task = _ray_compat.is_task_thread()
+            held_up = _ray_compat.holds_up_outcomes() and _has_callbacks()
+            while len(self.values) < wanted:
+                left_s = self._left_s()
+                if held_up and (left_s is None or left_s > LOOKING_LIMIT_S):
+                    arrival = self._next(LOOKING_LIMIT_S)
+                    if arrival is None:
+                        _refuse_to_wait()
+                else:
+                    arrival = self._next_in_task() if in_task else self._next(left_s)
+                if arrival is None:
+                    return False
+                index, value = arrival
+                if value is _THERE and self._fetch:
+                    value = outcome_of(self.refs[index], self._left_s())
+                    if value is _LATE:
+                        return False
+                self.values[index] = value
+                if stop_at_error and isinstance(value, ray.exceptions.RayError):
+                    return True
+            return True
         finally:
             for outcome in outcomes:
                 outcome.stop()
 
-    def _pending(self) -> list[ray.ObjectRef]:
-        """Whose outcome is to be looked at: all that are missing, or the next one where not all are wanted."""
-        missing = [ref for index, ref in enumerate(self.refs) if index not in self.values]
-        if len(missing) > 1 and self._wanted < len(self.refs):
-            return ray.wait(missing, num_returns=1, timeout=0)[0] or missing[:1]
-        return missing
+    def _left_s(self) -> float | None:
+        return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
 
-    def _take_here(self) -> None:
-        for index, ref in enumerate(self.refs):
-            if index not in self.values and ray.wait([ref], timeout=0)[0]:
-                self.arrived(index, outcome_of(ref))
+    def _next(self, timeout_s: float | None) -> tuple[int, Any] | None:
+        """The next arrival; None when the time is over first."""
+        try:
+            return self._arrivals.get(timeout=timeout_s)
+        except queue.Empty:
+            return None
+
+    def _next_in_task(self) -> tuple[int, Any] | None:
+        """The same for a thread that runs a task, while Ray lends out the CPU that the task holds."""
+        while True:
+            arrival = self._next(0)
+            left_s = self._left_s()
+            if arrival is not None or left_s == 0:
+                return arrival
+            waited_for = list(dict.fromkeys(ref for i, ref in enumerate(self.refs) if i not in self.values))
+            # Ray takes the CPU back from a task that blocks in here, and only in here.
+            slice_s = TASK_SLICE_S if left_s is None else min(TASK_SLICE_S, left_s)
+            if ray.wait(waited_for, num_returns=1, timeout=slice_s)[0]:
+                return self._next(left_s)
 
     def first_error(self) -> Any:
         for index in sorted(self.values):
@@ -425,11 +516,23 @@ class _Gathering:
         return None
 
 
-def outcome_of(ref: ray.ObjectRef) -> Any:
-    """The value of a ref that is there, or its error, certified where it is about the call's own actor."""
+def _has_callbacks() -> bool:
+    """Whether Ray may be about to unpickle an outcome for anybody here."""
+    return bool(_hubs) or watcher.users.calls.has_in_flight()
+
+
+# The value was there, but did not come from where it is in time.
+_LATE: Any = object()
+
+
+def outcome_of(ref: ray.ObjectRef, timeout_s: float | None = None) -> Any:
+    """The value of a ref that is there, or its error, certified where it is about the call's own actor. _LATE when it
+    is elsewhere and cannot be fetched in time."""
     try:
-        return ray.get(ref)
+        return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayError as error:
+        if isinstance(error, ray.exceptions.GetTimeoutError) and not isinstance(error, ray.exceptions.RayTaskError):
+            return _LATE
         actor, _ = _core.call_of(ref)
         return error if actor is None else errors.certified(error, actor)
 
@@ -466,7 +569,7 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
     unique = list(dict.fromkeys(refs))
     _, waiting = ray.wait(unique, num_returns=len(unique), timeout=0)
     if waiting:
-        gathering = _Gathering(unique)
+        gathering = _Gathering(unique, fetch=True)
         in_time = gathering.block(len(unique), timeout, stop_at_error=True)
         error = gathering.first_error()
         if error is not None:
@@ -541,7 +644,7 @@ def wait(
         if len(ready) >= num_returns or timeout == 0:
             return ready, waiting
         return ray.wait(ray_waitables, num_returns=num_returns, timeout=timeout, fetch_local=fetch_local)
-    gathering = _Gathering([_arrival(one) for one in ray_waitables])
+    gathering = _Gathering([_arrival(one) for one in ray_waitables], fetch=False)
     gathering.block(num_returns, timeout, stop_at_error=False)
     # Copied at one stroke: what is arriving just now still adds to it.
     done = {ray_waitables[index] for index in list(gathering.values)}
@@ -589,10 +692,15 @@ def _end_all() -> None:
         try:
             hub = _hubs.popitem()[1]
         except KeyError:
-            return
+            break
         hub.is_over = True
         for party in hub.take_parties():
             _end_unheard(party)
+    while _told_ready:
+        try:
+            _end_unheard(_told_ready.popitem()[0])
+        except KeyError:
+            return
 
 
 def _end_unheard(party: Outcome) -> None:

@@ -122,9 +122,7 @@ def look(actor: _core.Actor) -> str:
         watcher.hurry(actor)
     if actor.observe_ray():
         watcher.wake(actor)
-        running = watcher.ensure_if_possible()
-        if running is not None:
-            running.nudge()
+        watcher.nudge_if_possible()
     if not actor.is_subscribed and not actor.used:
         # Ray subscribes at the first call; until then its local state says nothing, whatever the actor does.
         read_table_once(actor)

@@ -34,7 +34,8 @@ def take(actor: _core.Actor, error: errors.ActorUnavailableError) -> ray.ObjectR
         supply.wanted = min(MAX_STOCK, supply.wanted * 2)
     if not supply.filling and len(supply.refs) <= supply.wanted // 2:
         supply.filling = True
-        if not watcher.ensure().in_background(fill, actor, supply):
+        running = watcher.ensure_if_possible()
+        if running is None or not running.in_background(fill, actor, supply):
             supply.filling = False
     return ref
 

@@ -597,6 +597,13 @@ def ensure_if_possible() -> Watcher | None:
         return None
 
 
+def nudge_if_possible() -> None:
+    """Has the watcher look at everything now."""
+    running = ensure_if_possible()
+    if running is not None:
+        running.nudge()
+
+
 def _has_ended(watcher: Watcher) -> None:
     """Its thread ends although nobody stopped it."""
     global _watcher
@@ -613,9 +620,7 @@ def hurry(actor: _core.Actor) -> None:
     if actor.unhurried and not (_exiting or actor.is_over or actor.is_inherited):
         actor.unhurried = False
         actor.next_read_s = _core.now_s()
-        running = ensure_if_possible()
-        if running is not None:
-            running.nudge()
+        nudge_if_possible()
 
 
 def shutdown() -> None:
