@@ -55,16 +55,6 @@ def as_exception(what: str, raised: BaseException) -> Exception:
     return error
 
 
-class FencedCallbacks:
-    """For subclasses of concurrent.futures.Future, whose own callbacks let a BaseException out and skip the rest."""
-
-    _done_callbacks: list[Callable[[Any], Any]]
-
-    def _invoke_callbacks(self) -> None:
-        for callback in self._done_callbacks:
-            fenced("a done-callback", callback, self)
-
-
 class Wakeup:
     """One thread waits until another says so: threading.Event without a lock that the one who says so has to wait for.
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import ray
 
 from actorsub import _core, _ray_compat, errors, watcher
-from actorsub.fence import FencedCallbacks, Wakeup, fenced
+from actorsub.fence import Wakeup, fenced
 
 #: In a task, which gives its CPU back only inside Ray's own blocking calls: how long one of them may last before the
 #: next look at whether the actor is lost.
@@ -165,6 +165,8 @@ class _LoopOutcome(Outcome):
 
 
 class _Future(concurrent.futures.Future):  # type: ignore[type-arg]
+    """What `.future()` returns."""
+
     _done_callbacks: list[Callable[[Any], object]]
 
     def _invoke_callbacks(self) -> None:
@@ -244,10 +246,6 @@ def end_future(future: Any, value: Any) -> None:
         future.set_exception(value)
     else:
         future.set_result(value)
-
-
-class _Future(FencedCallbacks, concurrent.futures.Future):  # type: ignore[type-arg]
-    """What `.future()` returns."""
 
 
 class ObjectRef(ray.ObjectRef):
