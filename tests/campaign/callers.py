@@ -415,9 +415,9 @@ class Caller:
         except INJECTED:
             # Its future was done already.
             return
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, RuntimeError) as error:
             if type(error) is not ray.exceptions.GetTimeoutError:
-                pending.end_with_error(error)
+                pending.end_with_error(_of_ray(error))
             return
         pending.end_with_value(value)
 
@@ -550,12 +550,18 @@ class LoopCaller(Caller):
         except asyncio.TimeoutError:
             await asyncio.sleep(0.01)
         except RuntimeError as error:
-            # What Python makes of a StopIteration that an `await` of Ray's own refs raises.
-            if not isinstance(error.__cause__, ray.exceptions.RayTaskError):
-                raise
-            pending.end_with_error(error.__cause__)
+            pending.end_with_error(_of_ray(error))
         else:
             pending.end_with_value(value)
+
+
+def _of_ray(error: Exception) -> BaseException:
+    """The error of a call. Python makes a RuntimeError of a method's StopIteration where Ray's own refs are awaited."""
+    if isinstance(error, ray.exceptions.RayError):
+        return error
+    if isinstance(error.__cause__, ray.exceptions.RayTaskError):
+        return error.__cause__
+    raise error
 
 
 async def _outcome(call: actorsub.Call) -> None:

@@ -68,12 +68,13 @@ class Campaign:
     def _make(self, name: str, kind: str, *, is_far: bool = False, **options: Any) -> Target:
         rng = self.world.random(name)
         cls: Any = AsyncWorker if kind == "async" else Worker
-        placed = {"far": 0.01} if is_far and self.net is not None else {}
+        is_far = is_far and self.net is not None
+        placed = {"far" if is_far else "near": 0.01}
         options = {"max_restarts": -1, "num_cpus": 0, "resources": placed, "name": name, **options}
         plain = ray.remote(**options)(cls).remote(str(self.directory), name, rng.choice([0.0, 0.2, 1.0]))
         # Short limits here and there, so that a stop of some seconds passes both.
         policy = rng.choice([{}, {"silence_timeout_s": 0.5, "silence_in_flight_s": 2.0}])
-        target = Target(name, actorsub.wrap(plain, **policy), plain, kind, bool(placed))
+        target = Target(name, actorsub.wrap(plain, **policy), plain, kind, is_far)
         listener_rng = self.world.random(f"{name} listener")
 
         def listen(*_: object) -> None:
@@ -85,7 +86,7 @@ class Campaign:
 
     def make_actors(self) -> None:
         world = self.world
-        world.helper = ray.remote(num_cpus=0)(Helper).remote()
+        world.helper = ray.remote(num_cpus=0, resources={"near": 0.01})(Helper).remote()
         world.targets = [
             self._make("sync-1", "sync"),
             self._make("sync-2", "sync"),
@@ -280,10 +281,12 @@ class Campaign:
         descriptors: collections.Counter[str] = collections.Counter()
         for path in pathlib.Path("/proc/self/fd").iterdir():
             try:
-                descriptors[os.readlink(path).partition(":[")[0] if "socket" in os.readlink(path) or
-                            "anon_inode" in os.readlink(path) else "file"] += 1  # fmt: skip
+                what = os.readlink(path)
             except OSError:
+                # The one that listed them.
                 continue
+            kind, found, rest = what.partition(":")
+            descriptors["file" if not found else rest if kind == "anon_inode" else kind] += 1
         return {
             # A "Dummy" is a thread of Ray's that has run Python code; it stays as long as Ray wants.
             "threads": sorted(one.name for one in threading.enumerate() if not one.name.startswith("Dummy")),
@@ -308,6 +311,11 @@ class Campaign:
                 wrong.append(f"{after['outcomes']} waits for refs")
             if after["slots"] > expected_slots:
                 wrong.append(f"{after['slots']} slots for {expected_slots} actors")
+            for kind, count in after["descriptors"].items():
+                # Ray's own sockets come and go with its workers; of ours an actor has at most one, and three pidfds.
+                room = {"socket": 8 + 2 * self._made, "[pidfd]": 3 * self._made}.get(kind, 0)
+                if count > before["descriptors"].get(kind, 0) + room:
+                    wrong.append(f"{count} descriptors of {kind}, {before['descriptors']} before")
             if not wrong or time.monotonic() > end_s:
                 break
             time.sleep(0.2)
@@ -355,7 +363,7 @@ def main() -> None:
     unexpected = functools.partial(world.violate, "nothing unexpected is logged")
     threading.excepthook = lambda hooked: unexpected(f"{hooked.thread}: {hooked.exc_value!r}")
     sys.unraisablehook = lambda hooked: unexpected(f"{hooked.object!r}: {hooked.exc_value!r}")
-    options: dict[str, Any] = {"include_dashboard": False, "num_cpus": 2}
+    options: dict[str, Any] = {"include_dashboard": False, "num_cpus": 2, "resources": {"near": 8}}
     if campaign.net is not None:
         options = {"_node_ip_address": campaign.net.near_ip}
     ray.init(address=arguments.address or "local", log_to_driver=False, logging_level="ERROR", **options)
