@@ -437,6 +437,8 @@ class Caller:
 class ThreadCaller(Caller):
     """Makes calls on one thread and waits for them there, a few at a time and not in order."""
 
+    pause_s = PAUSE_S
+
     def run(self) -> None:
         while not self.stop.is_set():
             self.turn()
@@ -459,7 +461,7 @@ class ThreadCaller(Caller):
             pending = self.make()
             if pending.told.end == "nothing":
                 self.pending.append(pending)
-        time.sleep(self.rng.expovariate(1 / PAUSE_S))
+        time.sleep(self.rng.expovariate(1 / self.pause_s))
         now_s = time.monotonic()
         for pending in self.pending:
             if pending.cancel_at_s is not None and pending.cancel_at_s <= now_s:
