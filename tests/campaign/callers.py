@@ -60,6 +60,11 @@ def raise_one(rng: random.Random) -> None:
     raise rng.choice(INJECTED)("by the campaign")
 
 
+def is_injected(error: BaseException) -> bool:
+    """Where it ends a call, what is no Exception is the cause of one."""
+    return isinstance(error, INJECTED) or isinstance(error.__cause__, INJECTED)
+
+
 @dataclasses.dataclass
 class Target:
     """One actor."""
@@ -164,7 +169,7 @@ class Pending:
             self.end("wrong value")
 
     def end_with_error(self, error: BaseException) -> None:
-        if isinstance(error, INJECTED):
+        if is_injected(error):
             self.end("callback", error)
         elif isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             self.end("taken back", error)
@@ -264,7 +269,7 @@ class Caller:
         try:
             pending.given = made()
         except BaseException as error:
-            if isinstance(error, (ray.exceptions.RayError, *INJECTED)):
+            if isinstance(error, ray.exceptions.RayError) or is_injected(error):
                 pending.end_with_error(error)
                 return pending
             raise

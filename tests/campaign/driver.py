@@ -24,7 +24,7 @@ import actorsub
 from actorsub import _core
 from campaign import disturbances, network
 from campaign.actors import AsyncWorker, Helper, Worker
-from campaign.callers import INJECTED, HandlerCaller, LoopCaller, Target, ThreadCaller, World, raise_one
+from campaign.callers import HandlerCaller, LoopCaller, Target, ThreadCaller, World, is_injected, raise_one
 
 WARM_UP_S = 4.0
 #: Without a deadline, a call has to have ended so long after the disturbances.
@@ -46,7 +46,7 @@ class LogWatch(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.counts[str(record.msg)[:70]] += 1
         error = record.exc_info[1] if record.exc_info else None
-        if error is not None and not isinstance(error, INJECTED):
+        if error is not None and not is_injected(error):
             self.world.violate("nothing unexpected is logged", logging.Formatter().format(record))
 
 
