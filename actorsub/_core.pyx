@@ -1260,10 +1260,14 @@ cdef class CallBase:
     # True where that thread was told to give it to Ray itself.
     cdef readonly bint _actorsub_begun
 
-    @property
-    def _condition(self):
+    def _checked_state(self):
         if self._state is None:
             raise RuntimeError("calls are made by methods of handles: handle.method.call(...)")
+        return self._state
+
+    @property
+    def _condition(self):
+        self._checked_state()
         # Of each its own, as with every Future: `concurrent.futures.wait` takes those of all its futures, in an order
         # that one lock for all Calls would break. Made when somebody asks, since most that wait in line need none.
         if self._lock is None:

@@ -166,16 +166,17 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return self._actorsub_refs is not None and not self.done()
 
     def done(self) -> bool:
-        return self._state in _DONE
+        return self._checked_state() in _DONE
 
     def cancelled(self) -> bool:
-        return self._state in _CANCELLED
+        return self._checked_state() in _CANCELLED
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
         """Calls `fn(call)` once when the call is done: on the thread that ends it, or here, when it is done already.
 
         What `fn` raises on another thread than this one is logged.
         """
+        self._checked_state()
         self._done_callbacks.append(fn)
         # Done meanwhile, perhaps: then whoever takes it out of the list calls it.
         if self.done() and fn in self._done_callbacks:
