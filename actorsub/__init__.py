@@ -33,6 +33,7 @@ from actorsub.errors import (
     DeadlineExceededError,
     NoReplicaError,
     QueueFullError,
+    may_have_run,
 )
 from actorsub.group import ReplicaGroup
 from actorsub.handle import ActorHandle, get_actor, on_state_change, policy, remote, stats, wrap
@@ -54,6 +55,7 @@ __all__ = [
     "__version__",
     "get",
     "get_actor",
+    "may_have_run",
     "on_state_change",
     "policy",
     "remote",

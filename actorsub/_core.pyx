@@ -367,8 +367,12 @@ cdef class Actor:
     cdef public bint is_over
     # True once a call of this process went to Ray, which then subscribes to the actor's state.
     cdef public bint used
-    # Ray's own ActorDiedError with the cause, once it is known.
+    # Ray's own error with the cause of its death, once it is known: an ActorDiedError, or of another class.
     cdef public object death
+    # The last row of the actor table that was read (_ray_compat.TableRow); None: none was.
+    cdef public object row
+    # The incarnation whose node is, or was, taken away (a spot instance); None: none that is known.
+    cdef public object preempted
     # Failed refs made ahead.
     cdef public Supply supply
     # threading.Event objects of callers that wait for a change.
@@ -403,8 +407,6 @@ cdef class Actor:
     cdef public bint detects
     # True while the sentinel watches the incarnation that is up.
     cdef public bint watched
-    # Ray's row of the actor once said that it will not be restarted again.
-    cdef public bint last_incarnation
     # Outcomes that arrived after the call had been given up.
     cdef public unsigned long long late_replies
     cdef public unsigned long long failed_early
@@ -647,7 +649,12 @@ cdef class CertifiedError(Exception):
         self._incarnation = -1
         self._sent = True
 
-    def _certify(self, *, actor_id=None, sent=True, state="unknown", evidence="none", incarnation=None, detail=None):
+    def _certify(
+        self, *, actor_id=None, sent=True, state="unknown", evidence="none", incarnation=None, detail=None,
+        Actor actor=None
+    ):
+        if actor is not None:
+            self._from_actor = actor
         self._hex_id = actor_id
         self._sent = sent
         self._state_number = STATE_NAMES.index(state)
@@ -678,8 +685,14 @@ cdef class CertifiedError(Exception):
         }
 
     @property
+    def _actor(self):
+        """The Actor that the error is about, whose record may learn more; None where it came from elsewhere."""
+        return self._from_actor
+
+    @property
     def sent(self):
-        """False: the call never left this process and cannot have run. True: it may or may not have run."""
+        """False: the call cannot have run; it never left this process, or its actor was never up. True: it may or may
+        not have run."""
         return self._sent
 
     @property
@@ -1715,12 +1728,10 @@ def sentinel_runs():
     return sentinel.running()
 
 
-def watch(
-    Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, uint64_t start, bint http2
-):
+def watch(Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, bint http2):
     """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when something is watched.
 
-    `pid` and `start`: as `processes.proven_start` has them, or 0 for no process. `port` 0: no connection.
+    `pid` 0: not on this host. `port` 0: no connection.
     """
     cdef WatchTarget target
     if actor.is_inherited:
@@ -1731,7 +1742,7 @@ def watch(
     target.port = <unsigned short>port
     target.ip = ip.encode()
     target.pid = actor.process_id = pid
-    target.pid_start_ticks = start
+    target.pid_start_ticks = 0
     target.silence_ns = _nanoseconds(actor.silence_s)
     target.in_flight_silence_ns = _nanoseconds(actor.silence_in_flight_s)
     cdef WatchResult result = sentinel.Watch(actor.reference[0], target)

@@ -216,6 +216,11 @@ def method_option_names() -> frozenset[str] | None:
     return frozenset(parameters) - {"self", "args", "kwargs"}
 
 
+def _stored_reader() -> str | None:
+    method = importlib.import_module("ray._raylet").CoreWorker.get_objects
+    return "get_objects" if "object_refs, int64_t timeout_ms" in (method.__doc__ or "") else None
+
+
 global_worker: Any = _try("worker", _global_worker, "Ray's local actor state is not read")
 _local_state: Any = _try("local state", _local_state_getter, "Ray's local actor state is not read")
 _ActorTableData: Any = _try("actor table message", _actor_table, "the public state API is asked instead")
@@ -223,6 +228,7 @@ _read_table: Any = _try("actor table", _table_reader, "the public state API is a
 _helpers: Any = _try("handle pickling", _handle_helpers, "a handle given as a whole argument arrives as a plain one")
 _refs: Any = _try("refs", _ref_parts, "calls in flight fail when Ray says so, seconds later")
 _put: _Put | None = _try("failed refs", _put_object, "a refusal by ref costs a whole ray.put")
+_stored: str | None = _try("outcomes", _stored_reader, "an error object that a method returns counts as its failure")
 _direct: _Direct | None = _try("submission", _direct_submission, "calls go through Ray's own Python layers")
 _validate: Any = _try("signature check", _validate_args, "wrong arguments of a refused call are not noticed")
 
@@ -390,11 +396,13 @@ class TableRow:
 
     state: str  #: "pending", "alive", "restarting" or "dead"
     incarnation: int  #: Ray's restart count
-    death: ray.exceptions.ActorDiedError | None  #: with Ray's cause; None unless dead
+    death: ray.exceptions.RayError | None  #: Ray's error with the cause; None unless dead
     address: tuple[str, int]  #: of its RPC server; port 0 when unknown
-    node: str  #: Ray's id of its node, in hex; "" when unknown
-    pid: int  #: in the pid namespace of its node; 0 when unknown
+    pid: int  #: on its own host; 0 when unknown
     restarts_left: bool  #: False when Ray will not restart it again
+    may_restart: bool = True  #: False when Ray never restarts it, whatever happens
+    preempted: bool = False  #: its node is being taken away, or was
+    unborn: bool = False  #: dead, and was never up: no call can have run
 
 
 _STATES = {
@@ -425,24 +433,62 @@ def read_actor_table(actor_id: Any) -> TableRow | None:
         incarnation=row.num_restarts,
         death=_death(row) if state == "dead" else None,
         address=(row.address.ip_address, row.address.port),
-        # Before 2.50 it has the other name.
-        node=(row.address.node_id if hasattr(row.address, "node_id") else row.address.raylet_id).hex(),
         pid=row.pid,
-        restarts_left=row.max_restarts == -1 or row.num_restarts < row.max_restarts,
+        restarts_left=_has_restarts_left(row),
+        may_restart=row.max_restarts != 0,
+        preempted=getattr(row, "preempted", False),
+        unborn=state == "dead" and row.num_restarts == 0 and _failed_at_creation(row.death_cause),
     )
 
 
-def _death(row: Any) -> ray.exceptions.ActorDiedError:
-    cause = row.death_cause
-    if cause.HasField("creation_task_failure_context"):
-        error = ray.exceptions.RayError.from_ray_exception(cause.creation_task_failure_context)
-        if isinstance(error, ray.exceptions.ActorDiedError):
-            return error
-        if isinstance(error, ray.exceptions.RayTaskError):
-            return ray.exceptions.ActorDiedError(error)
-    if cause.HasField("actor_died_error_context"):
-        return ray.exceptions.ActorDiedError(cause.actor_died_error_context)
-    return ray.exceptions.ActorDiedError()
+def _has_restarts_left(row: Any) -> bool:
+    # As Ray's GcsActorManager counts: what a preempted node costs is free, the restart that it is about to cost too.
+    spent = row.num_restarts - getattr(row, "num_restarts_due_to_node_preemption", 0)
+    is_free = row.max_restarts > 0 and getattr(row, "preempted", False)
+    return bool(row.max_restarts == -1 or spent < row.max_restarts or is_free)
+
+
+def _creation_failure(context: Any) -> ray.exceptions.RayError:
+    error = ray.exceptions.RayError.from_ray_exception(context)
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return ray.exceptions.ActorDiedError(error)
+    if not isinstance(error, ray.exceptions.ActorDiedError):
+        died = ray.exceptions.ActorDiedError()
+        died.error_msg = f"{died.error_msg}\n{error}"
+        died._actor_init_failed = True
+        return died
+    return error
+
+
+# What a death cause says -> Ray's error for the calls of such an actor (GetErrorTypeFromActorDeathCause in Ray's
+# pb_util). A cause that is not listed here is read as far as it has a message.
+_DEATHS: dict[str, Callable[[Any], ray.exceptions.RayError]] = {
+    "creation_task_failure_context": _creation_failure,
+    "runtime_env_failed_context": lambda context: ray.exceptions.RuntimeEnvSetupError(context.error_message),
+    "actor_unschedulable_context": lambda context: ray.exceptions.ActorUnschedulableError(context.error_message),
+    "actor_died_error_context": ray.exceptions.ActorDiedError,
+    "oom_context": lambda context: ray.exceptions.OutOfMemoryError(context.error_message),
+}
+_AT_CREATION = ("creation_task_failure_context", "runtime_env_failed_context", "actor_unschedulable_context")
+
+
+def _death(row: Any) -> ray.exceptions.RayError:
+    named = row.death_cause.WhichOneof("context")
+    if named is None:
+        return ray.exceptions.ActorDiedError()
+    context = getattr(row.death_cause, named)
+    if named in _DEATHS:
+        return _DEATHS[named](context)
+    error = ray.exceptions.ActorDiedError()
+    error.error_msg = f"{error.error_msg}\n{getattr(context, 'error_message', named)}"
+    return error
+
+
+def _failed_at_creation(cause: Any) -> bool:
+    named = cause.WhichOneof("context")
+    if named == "actor_died_error_context":
+        return bool(getattr(cause.actor_died_error_context, "never_started", False))
+    return named in _AT_CREATION
 
 
 def _read_state_api(actor_id: Any) -> TableRow | None:
@@ -461,16 +507,25 @@ def _read_state_api(actor_id: Any) -> TableRow | None:
         incarnation=getattr(found, "num_restarts", None) or 0,
         death=ray.exceptions.ActorDiedError() if found.state == "DEAD" else None,
         address=("", 0),
-        node=found.node_id or "",
         pid=found.pid or 0,
         restarts_left=True,
     )
 
 
-def own_node(session: Any) -> str:
-    """Ray's id of the node that this process is part of, in hex; "" when it cannot be told. For our own threads."""
-    with core_in_use(session) as usable:
-        return str(ray.get_runtime_context().get_node_id()) if usable else ""
+def local_process(row: TableRow) -> int:
+    """The actor's process id where it can be watched from here, else 0.
+
+    The same address means the same host, but not always the same process numbers (containers); a process of Ray's
+    under that number is named "ray::...".
+    """
+    if not row.pid or row.address[0] != ray.util.get_node_ip_address():
+        return 0
+    try:
+        with open(f"/proc/{row.pid}/comm") as file:
+            name = file.read()
+    except OSError:
+        return 0
+    return row.pid if name.startswith("ray::") else 0
 
 
 def uses_tls() -> bool:
@@ -742,6 +797,33 @@ def arrived(session: Any, refs: list[ray.ObjectRef]) -> set[ray.ObjectRef] | Non
         if not usable:
             return None if _disconnect_waits else set()
         return set(ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)[0])
+
+
+def is_failure(ref: ray.ObjectRef, value: Any) -> bool:
+    """Whether the outcome `value` of a call, which is there, is a failure. Else it is what the method returned, which
+    may be an error object, too: Ray tells the two apart by the metadata of the stored object.
+
+    A RayTaskError is stored as a failure however it came. In doubt an error is one.
+    """
+    if not isinstance(value, ray.exceptions.RayError):
+        return False
+    if isinstance(value, ray.exceptions.RayTaskError) or getattr(value, "traceback_str", None):
+        # The second: a value that could not be unpickled here.
+        return True
+    metadata = _stored_metadata(ref)
+    return metadata is None or metadata.partition(b",")[0].isdigit()
+
+
+def _stored_metadata(ref: ray.ObjectRef) -> bytes | None:
+    if _stored is None or global_worker is None:
+        return None
+    try:
+        metadata: bytes | None = getattr(global_worker.core_worker, _stored)([ref], 0)[0][1]
+    except (AttributeError, IndexError, TypeError, ray.exceptions.RayError):
+        # The connection has ended, the object is gone again, or this Ray gives something else.
+        logger.debug("the metadata of an outcome could not be read", exc_info=True)
+        return None
+    return metadata
 
 
 def on_completed(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> None:

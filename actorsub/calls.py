@@ -396,7 +396,10 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
                 self._arrived_one_of(index, refs.outcome_of(ref))
 
     def _arrived(self, value: Any) -> None:
-        """Ray has the outcome. On a thread of Ray's."""
+        """Ray has the outcome of a call with one. On a thread of Ray's."""
+        self._take_outcome(value, _ray_compat.is_failure(self._actorsub_refs[0], value))
+
+    def _take_outcome(self, value: Any, failed: bool) -> None:
         line: Line | None = self._actorsub_line
         if line is None:
             # It was taken on another thread, see `_take_here`.
@@ -405,13 +408,22 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         call, release = queue.complete(self._actorsub_ticket)
         if release:
             call_sender(queue)
-        if call is not None:
-            end(self, errors.certified(value, line.actor))
-        else:
+        if call is None:
             queue.late += 1
+            if failed:
+                watcher.learn(line.actor, value, self._actorsub_mark)
+        elif failed:
+            watcher.certify(line.actor, value, self._actorsub_mark, self._fail_with)
+            return
+        else:
+            end(self, value)
         if self.done():
             # Else another thread is about to end it, and needs what it was about.
             _forget(self)
+
+    def _fail_with(self, error: Any) -> None:
+        end(self, error, failed=True)
+        _forget(self)
 
     def _leave_line(self, queue: _core.CallQueue, ticket: int) -> None:
         """Its turn has come. On the sender's thread, between BeginSend and EndSend."""
@@ -426,12 +438,11 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         elif why == "lost":
             error = errors.loss(actor)
         elif why == "closed":
-            error = errors.ActorUnavailableError(
-                "The connection to Ray ended.", actor_id=actor.key.hex(), sent=sent, state=actor.state
-            )
+            error = errors.refusal(actor, "The connection to Ray ended.")
+            errors.resign(error, sent=sent)
         else:
             error = _refused(actor, is_dead=why == "dead")
-        end(self, error)
+        end(self, error, failed=True)
         if not sent:
             # After its end, so that a group can take them to another member.
             _forget(self)
@@ -439,10 +450,11 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
     def _arrived_one_of(self, index: int, value: Any) -> None:
         values = self._actorsub_left
         values[index] = value
-        failed = isinstance(value, ray.exceptions.RayError)
+        failed = _ray_compat.is_failure(self._actorsub_refs[index], value)
         # The last one, and one that failed, take the end; whoever is second finds it taken.
         if (failed or len(values) > len(self._actorsub_refs)) and values.pop(_OPEN, None) is not None:
-            self._arrived(value if failed else [values[i] for i in range(len(self._actorsub_refs))])
+            outcome = value if failed else [values[i] for i in range(len(self._actorsub_refs))]
+            self._take_outcome(outcome, failed)
 
 
 # In `_actorsub_left` beside the outcomes, until the call has its end.
@@ -489,7 +501,7 @@ def submit_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
     if error is not None:
         if line.policy.on_unavailable == "raise" or isinstance(error, QueueFullError):
             raise error
-        end(call, error)
+        end(call, error, failed=True)
     return call
 
 
@@ -618,7 +630,7 @@ def _give(call: Call) -> Callable[[], None] | None:
         given = _core.give(line.submission, line.remote_call, line.actor, args, kwargs)
     except ray.exceptions.PendingCallsLimitExceeded as error:
         # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
-        raise errors.queue_full(line.actor, f"Ray's limit: {error}") from None
+        raise errors.queue_full(line.actor, None, error) from None
     except TypeError as error:
         not_taken = error
     if not_taken is not None:
@@ -642,7 +654,7 @@ def _give(call: Call) -> Callable[[], None] | None:
     else:
         # num_returns=0: Ray says nothing more about it.
         call._actorsub_refs = []
-        return functools.partial(call._arrived, None)
+        return functools.partial(call._take_outcome, None, False)
     return None
 
 
@@ -666,23 +678,23 @@ def _hand_out_stream(call: Call, stream: Any) -> None:
         end(call, stream)
 
 
-def end(call: Call, value: Any, *, raised: bool = False) -> None:
-    """Ends a call that was taken out of its queue, with a value, or with an error: a RayError, or what was `raised`."""
-    if raised or isinstance(value, ray.exceptions.RayError):
+def end(call: Call, value: Any, *, failed: bool = False) -> None:
+    """Ends a call that was taken out of its queue, with a value, or with an error where it has `failed`."""
+    if failed:
         name = type(value).__name__ if not isinstance(value, ray.exceptions.RayTaskError) else "RayTaskError"
         failures = call._actorsub_line.actor.call_failures
         failures[name] = failures.get(name, 0) + 1
-    deliver(call, value, raised=raised)
+    deliver(call, value, failed=failed)
 
 
-def deliver(call: Call, value: Any, *, raised: bool = False) -> None:
+def deliver(call: Call, value: Any, *, failed: bool = False) -> None:
     """Sets the outcome and runs the callbacks."""
     _thread.ends_calls = getattr(_thread, "ends_calls", 0) + 1
     try:
-        if raised and not isinstance(value, ray.exceptions.RayError):
-            call.set_exception(value)
-        else:
-            refs.end_future(call, value)
+        if failed:
+            refs.fail_future(call, value)
+        elif not call.done():
+            call.set_result(value)
     except Exception:
         # Everybody else's outcomes depend on this thread.
         log_failure("ending a Call")
@@ -848,7 +860,7 @@ def _send(queue: _core.CallQueue, ticket: int, call: Call) -> None:
         # Of its arguments' own functions, say: the failure of this call, not of the thread.
         taken, _ = queue.abort(ticket)
         if taken is not None:
-            end(call, as_exception("unpickling the arguments", error), raised=True)
+            end(call, as_exception("unpickling the arguments", error), failed=True)
             _forget(call)
     else:
         queue.end_send(ticket)
@@ -994,7 +1006,8 @@ def _take_back_all() -> None:
                     call_sender(queue)
                 if taken_back:
                     queue.withdrawn += 1
-                    end(call, errors.refusal(actor, "actorsub.shutdown() was called while the call waited."))
+                    error = errors.refusal(actor, "actorsub.shutdown() was called while the call waited.")
+                    end(call, error, failed=True)
 
 
 def _close_all() -> None:

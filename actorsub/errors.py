@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import copy
 import dataclasses
 import enum
+import functools
 from typing import Any
 
 import ray.exceptions
@@ -24,10 +26,77 @@ class ActorState(enum.Enum):
     PENDING = "pending"  #: Never up so far: waiting for resources, or running its first constructor.
     ALIVE = "alive"  #: Takes calls.
     RESTARTING = "restarting"  #: Its process ended; Ray is making the next incarnation.
-    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when
-    #: Ray's table agrees, too.
+    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when Ray's
+    #: table agrees, too.
     UNREACHABLE = "unreachable"
     DEAD = "dead"  #: Gone for good, as far as anybody knows.
+
+
+class Kind(enum.Enum):
+    """What an error of Ray's, as the end of a call, is about. Decides the class that the caller gets, and what a group
+    does with the call."""
+
+    DIED = "died"  #: The actor is gone for good; the caller gets an ActorDiedError that is of Ray's class, too.
+    LOST = "lost"  #: Its process was lost, or is out of reach; an ActorUnavailableError that is of Ray's class, too.
+    RESULT = "result"  #: The call may have run, and there is no result; Ray's error with a certificate.
+    OWN = "own"  #: The application's, or asked for, or of a misuse: no other actor could do better; as RESULT, else.
+
+
+#: Of each class of ray.exceptions; a subclass that is not named here is what its base is.
+KINDS = {
+    "ActorDiedError": Kind.DIED,
+    "ActorPlacementGroupRemoved": Kind.DIED,
+    "ActorUnschedulableError": Kind.DIED,
+    "OutOfMemoryError": Kind.DIED,
+    "RuntimeEnvSetupError": Kind.DIED,
+    "ActorUnavailableError": Kind.LOST,
+    "LocalRayletDiedError": Kind.LOST,
+    "NodeDiedError": Kind.LOST,
+    "RayActorError": Kind.LOST,
+    "TaskPlacementGroupRemoved": Kind.LOST,
+    "TaskUnschedulableError": Kind.LOST,
+    "WorkerCrashedError": Kind.LOST,
+    "ObjectFetchTimedOutError": Kind.RESULT,
+    "ObjectFreedError": Kind.RESULT,
+    "ObjectLostError": Kind.RESULT,
+    "ObjectReconstructionFailedError": Kind.RESULT,
+    "ObjectStoreFullError": Kind.RESULT,
+    "OutOfDiskError": Kind.RESULT,
+    "OwnerDiedError": Kind.RESULT,
+    "RayError": Kind.RESULT,
+    "RaySystemError": Kind.RESULT,
+    "ReferenceCountingAssertionError": Kind.RESULT,
+    "RpcError": Kind.RESULT,
+    "ActorAlreadyExistsError": Kind.OWN,
+    "ActorHandleNotFoundError": Kind.OWN,
+    "AsyncioActorExit": Kind.OWN,
+    "AuthenticationError": Kind.OWN,
+    "CrossLanguageError": Kind.OWN,
+    "GetTimeoutError": Kind.OWN,
+    "ObjectRefStreamEndOfStreamError": Kind.OWN,
+    "OufOfBandObjectRefSerializationException": Kind.OWN,
+    "PendingCallsLimitExceeded": Kind.OWN,
+    "PlasmaObjectNotAvailable": Kind.OWN,
+    "RayCgraphCapacityExceeded": Kind.OWN,
+    "RayChannelError": Kind.OWN,
+    "RayChannelTimeoutError": Kind.OWN,
+    "RayDirectTransportError": Kind.OWN,
+    "RayTaskError": Kind.OWN,
+    "StreamingGeneratorReplayInconsistentError": Kind.OWN,
+    "TaskCancelledError": Kind.OWN,
+    "UnserializableException": Kind.OWN,
+    "UserCodeException": Kind.OWN,
+}
+
+
+def kind_of(error: BaseException) -> Kind:
+    """What an error is about; OWN for one that is not Ray's."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return Kind.OWN
+    for base in type(error).__mro__:
+        if base.__module__ == ray.exceptions.__name__ and base.__name__ in KINDS:
+            return KINDS[base.__name__]
+    return Kind.OWN
 
 
 _WHAT_IS_WRONG = {
@@ -44,9 +113,9 @@ def _describe(error: Any) -> str:
     """One line from the certificate; made only when somebody reads the error."""
     known = [] if error.incarnation is None else [f"incarnation {error.incarnation}"]
     known += [] if error.evidence is None else [f"evidence: {error.evidence}"]
-    headline = getattr(error, "_HEADLINE", None)
-    if headline is None:
-        headline = f"The actor {error.actor_id or '(id unknown)'} {_WHAT_IS_WRONG[error.state]}"
+    headline = error._HEADLINE
+    if error._NAMES_ACTOR:
+        headline = headline.format(actor=error.actor_id or "(id unknown)", wrong=_WHAT_IS_WRONG[error.state])
     elif error.actor_id is not None:
         known.insert(0, f"actor {error.actor_id}, {error.state.value}")
     text = f"{headline} ({', '.join(known)})." if known else f"{headline}."
@@ -57,10 +126,20 @@ def _describe(error: Any) -> str:
         text += f" Tried: {', '.join(tried)}."
     if error.sent:
         return text + " The call may or may not have run."
-    return text + " The call never left this process and cannot have run."
+    return text + f" {error._WHY_UNSENT} and cannot have run."
+
+
+@functools.cache
+def _both(ours: Any, rays: Any) -> Any:
+    """`ours` for an error that Ray has a class of its own for: a class that is both, so that `except` finds either."""
+    if issubclass(ours, rays):
+        return ours
+    return type(f"{ours.__name__}({rays.__name__})", (ours, rays), {"__module__": __name__, "_both": (ours, rays)})
 
 
 def _rebuild(cls: Any, certificate: dict[str, Any], extra: dict[str, Any]) -> Any:
+    if isinstance(cls, tuple):
+        cls = _both(*cls)
     error = cls.__new__(cls)
     error._certify(**certificate)
     error.__dict__.update(extra)
@@ -77,6 +156,33 @@ class _Readable:
     _preempted = False
     _actor_init_failed = False
 
+    #: What Ray says of it, in Ray's words; None: not known when the error was made.
+    _cause_text: str | None = None
+    # Of a class that `_both` has made: its arguments.
+    _both: tuple[Any, Any] | None = None
+    _WHY_UNSENT = "The call never left this process"
+
+    def _take_cause(self, cause: ray.exceptions.RayError | None) -> None:
+        if cause is None:
+            return
+        self._cause_text = str(cause)
+        self._preempted = bool(getattr(cause, "preempted", False))
+        self._actor_init_failed = bool(getattr(cause, "actor_init_failed", False))
+        for name, value in vars(cause).items():
+            # What Ray's class has beside what is certified: `error_message`, say.
+            if not hasattr(type(self), name) and not name.startswith("_"):
+                self.__dict__[name] = value
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor's node was taken away (a spot instance)."""
+        actor: _core.Actor | None = self._actor  # type: ignore[attr-defined]
+        if self._preempted or actor is None or actor.preempted is None:
+            return self._preempted
+        # In a refusal it is the incarnation to come that is named.
+        ended = actor.preempted + (self.state is ActorState.RESTARTING and not self.sent)  # type: ignore[attr-defined]
+        return bool(self.incarnation == ended)  # type: ignore[attr-defined]
+
     def __str__(self) -> str:
         return str(self.error_msg)
 
@@ -85,11 +191,14 @@ class _Readable:
 
     @property
     def error_msg(self) -> str:
-        return _describe(self)
+        text = _describe(self)
+        return f"{self._cause_text}\n{text}" if self._cause_text else text
 
     def __reduce__(self) -> tuple[Any, ...]:
         extra = {name: value for name, value in self.__dict__.items() if name != "__notes__"}
-        return _rebuild, (type(self), self._certificate(), extra)  # type: ignore[attr-defined]
+        # Where it arrives there is no record to ask.
+        extra["_preempted"] = self.preempted
+        return _rebuild, (self._both or type(self), self._certificate(), extra)  # type: ignore[attr-defined]
 
 
 class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.ActorUnavailableError):
@@ -100,6 +209,10 @@ class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.Acto
         actor_id: hex, as Ray prints it.
         sent, state, evidence, incarnation: the certificate, see the properties of the same names.
     """
+
+    # Begins as Ray's own message does.
+    _NAMES_ACTOR = True
+    _HEADLINE = "The actor {actor} is unavailable: it {wrong}"
 
     def __init__(
         self,
@@ -122,18 +235,20 @@ class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.Acto
 
 
 class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedError):
-    """The actor is gone for good. `preempted`, `actor_init_failed` and the message come from Ray, as soon as Ray knows.
+    """The actor is gone for good. `preempted`, `actor_init_failed` and the message come from Ray, as soon as Ray knows:
+    an error that was handed out before that tells them, too, once they are known in this process.
 
     Args:
-        cause: Ray's own ActorDiedError, whose facts are taken over; None when the cause is not known.
+        cause: Ray's own error, whose facts are taken over; None when the cause is not known.
         actor_id, sent, state, evidence, incarnation: the certificate, see the properties of the same names.
     """
 
-    _cause_text: str | None = None
+    _NAMES_ACTOR = True
+    _HEADLINE = "The actor {actor} {wrong}"
 
     def __init__(
         self,
-        cause: ray.exceptions.ActorDiedError | None = None,
+        cause: ray.exceptions.RayError | None = None,
         *,
         actor_id: str | None = None,
         sent: bool = True,
@@ -146,16 +261,32 @@ class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedEr
         )
         self._take_cause(cause)
 
-    def _take_cause(self, cause: ray.exceptions.ActorDiedError | None) -> None:
-        if cause is not None:
-            self._cause_text = str(cause)
-            self._preempted = bool(cause.preempted)
-            self._actor_init_failed = bool(cause.actor_init_failed)
+    def _learn(self) -> None:
+        """Takes over what the actor's record has heard since."""
+        if self._cause_text is None and self._actor is not None:
+            self._take_cause(self._actor.death)
 
     @property
     def error_msg(self) -> str:
-        text = _describe(self)
-        return f"{text}\n{self._cause_text}" if self._cause_text else text
+        self._learn()
+        # Ray's first sentence, where nothing more is known.
+        return f"{self._cause_text or ray.exceptions.ActorDiedError.BASE_ERROR_MSG}\n{_describe(self)}"
+
+    @property
+    def preempted(self) -> bool:
+        """Whether the actor died because its node was taken away (a spot instance)."""
+        self._learn()
+        return super().preempted
+
+    @property
+    def actor_init_failed(self) -> bool:
+        """Whether the actor died in its constructor."""
+        self._learn()
+        return self._actor_init_failed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._learn()
+        return super().__reduce__()
 
 
 class _Certified:
@@ -177,6 +308,8 @@ class _Certified:
     detail: str | None = None
     #: What a call of a ReplicaGroup tried, in order; empty for other calls.
     attempts: tuple[Attempt, ...] = ()
+    _NAMES_ACTOR = False
+    _WHY_UNSENT = "The call never left this process"
 
     def __init__(
         self,
@@ -222,7 +355,8 @@ class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_
     Also a TimeoutError, that of asyncio and of concurrent.futures included. Carries the same certificate as the others.
     """
 
-    _HEADLINE = "The deadline of the call passed"
+    # Ray's own sentence, and ours.
+    _HEADLINE = "Get timed out: some object(s) not ready. The deadline of the call passed"
 
 
 class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
@@ -230,7 +364,12 @@ class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
 
     _HEADLINE = "Too many calls wait already"
 
-    def __init__(self, detail: str | None = None, *, sent: bool = False, **certificate: Any) -> None:
+    def __init__(
+        self, detail: str | None = None, *, sent: bool = False, cause: Exception | None = None, **certificate: Any
+    ) -> None:
+        if cause is not None:
+            # Ray's own limit, in Ray's words.
+            self._HEADLINE = str(cause).rstrip(".")
         super().__init__(detail, sent=sent, **certificate)
 
 
@@ -238,6 +377,7 @@ class NoReplicaError(ActorUnavailableError):
     """No member of a ReplicaGroup could take the call. `attempts` says what was tried; `sent` is True only where one of
     the attempts may have run."""
 
+    _NAMES_ACTOR = False
     _HEADLINE = "No member of the group can take the call"
 
 
@@ -251,6 +391,22 @@ class Attempt:
     sent: bool  #: whether this try may have run
 
 
+def may_have_run(error: BaseException) -> bool:
+    """Whether the call that ended with `error` may have run. Takes any exception that came out of a call.
+
+    False only for an error that certifies that the call cannot have run: it can be made again anywhere. True for
+    everything else: an error with `sent=True`; an exception of the method (ray.exceptions.RayTaskError), which did run,
+    also where its cause is another actor's death; and in doubt, as for exceptions that are not of this library.
+
+    Raises TypeError for what is no exception.
+    """
+    if not isinstance(error, BaseException):
+        raise TypeError(f"may_have_run takes the exception that a call ended with, got {error!r}")
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return True
+    return not (isinstance(error, (_core.CertifiedError, _Certified)) and error.sent is False)
+
+
 def refusal(actor: _core.Actor, detail: str | None = None) -> ActorUnavailableError:
     """The error of a call that is refused here, from what is believed about the actor now."""
     error = ActorUnavailableError.__new__(ActorUnavailableError)
@@ -260,39 +416,83 @@ def refusal(actor: _core.Actor, detail: str | None = None) -> ActorUnavailableEr
 
 def death(actor: _core.Actor) -> ActorDiedError:
     """The error of a call that is refused here because the actor is dead."""
-    error = ActorDiedError.__new__(ActorDiedError)
+    error: ActorDiedError = _new(ActorDiedError, actor.death)
     error._certify_refusal(actor)
-    error._take_cause(actor.death)
     return error
 
 
 def loss(actor: _core.Actor) -> Any:
     """The error of a call that was in flight when its incarnation was lost."""
-    cls: Any = ActorDiedError if actor.state is ActorState.DEAD else ActorUnavailableError
-    error = cls.__new__(cls)
+    is_dead = actor.state is ActorState.DEAD
+    error = _new(ActorDiedError, actor.death) if is_dead else _new(ActorUnavailableError, None)
     error._certify_loss(actor)
-    if cls is ActorDiedError:
-        error._take_cause(actor.death)
     return error
 
 
-def certified(value: Any, actor: _core.Actor) -> Any:
-    """Ray's own error about the actor of a call, with a certificate; anything else as it is.
+def _new(ours: Any, cause: Any) -> Any:
+    cls: Any = ours if cause is None else _both(ours, cause.__class__)
+    error = cls.__new__(cls)
+    error._take_cause(cause)
+    return error
 
-    A RayTaskError is the application's, also when its cause is the death of some other actor.
+
+def certified(value: Any, actor: _core.Actor, mark: int) -> Any:
+    """Ray's own error for a call of the actor, with a certificate. `mark`: the actor's losses() when it was sent.
+
+    An error of the method (RayTaskError) is the application's, and stays as it is; it ran.
     """
-    if not isinstance(value, ray.exceptions.RayActorError) or isinstance(
-        value, (ray.exceptions.RayTaskError, _core.CertifiedError)
-    ):
+    if isinstance(value, ray.exceptions.RayTaskError):
+        if isinstance(value.cause, ray.exceptions.TaskCancelledError):
+            _stamp(value.cause, actor, mark)
         return value
-    error: ActorUnavailableError | ActorDiedError
-    if isinstance(value, ray.exceptions.ActorDiedError):
-        error = ActorDiedError(value, actor_id=actor.key.hex(), evidence="call")
-    elif isinstance(value, ray.exceptions.ActorUnavailableError):
-        error = ActorUnavailableError(str(value), actor_id=actor.key.hex(), state=actor.state, evidence="call")
+    if isinstance(value, (_core.CertifiedError, _Certified)):
+        return as_value_of_a_call(value)
+    kind = kind_of(value)
+    if kind in (Kind.DIED, Kind.LOST):
+        error = _new(ActorDiedError if kind is Kind.DIED else ActorUnavailableError, value)
+        sent = kind is Kind.LOST or not is_unborn(actor)
+        error._certify(**{**_certificate(actor, mark), "state": actor.state_name}, sent=sent, actor=actor)
+        if not sent:
+            error._WHY_UNSENT = "The actor was never up: the call never reached it"
+        return error
+    _stamp(value, actor, mark)
+    return value
+
+
+def is_unborn(actor: _core.Actor) -> bool:
+    """True where the actor's table says that it died without ever having been up: no call can have run."""
+    return actor.row is not None and actor.row.unborn
+
+
+def as_value_of_a_call(value: Any) -> Any:
+    """An error object that a method returned, to be raised as Ray does: what it certifies is another call's end."""
+    if getattr(value, "sent", None) is not False or not isinstance(value, (_core.CertifiedError, _Certified)):
+        return value
+    value = copy.copy(value)
+    resign(value, sent=True)
+    return value
+
+
+def resign(error: Any, *, sent: bool) -> None:
+    """Changes what an error certifies."""
+    if isinstance(error, _core.CertifiedError):
+        error._certify(**{**error._certificate(), "sent": sent})
     else:
-        return value
-    return error
+        error.sent = sent
+
+
+def _certificate(actor: _core.Actor, mark: int) -> dict[str, Any]:
+    _, _, incarnation = actor.belief()
+    losses = actor.losses()
+    if losses > mark:
+        # It was lost here before, and the present one is another.
+        incarnation = actor.lost_incarnation if losses == mark + 1 else None
+    return {"actor_id": actor.key.hex(), "evidence": "call", "incarnation": incarnation}
+
+
+def _stamp(error: Any, actor: _core.Actor, mark: int) -> None:
+    """The certificate on an error of Ray's that keeps its class."""
+    error.__dict__.update(_certificate(actor, mark), sent=True, state=actor.state)
 
 
 def deadline(actor: _core.Actor, detail: str | None = None, *, sent: bool) -> DeadlineExceededError:
@@ -310,11 +510,14 @@ def deadline(actor: _core.Actor, detail: str | None = None, *, sent: bool) -> De
     )
 
 
-def queue_full(actor: _core.Actor, detail: str) -> QueueFullError:
-    """The error of a call for which there was no room in the line."""
+def queue_full(
+    actor: _core.Actor, detail: str | None, cause: ray.exceptions.PendingCallsLimitExceeded | None = None
+) -> QueueFullError:
+    """The error of a call for which there was no room in the line, or with Ray (`cause`)."""
     state, evidence, incarnation = actor.belief()
     return QueueFullError(
         detail,
+        cause=cause,
         actor_id=actor.key.hex(),
         state=ActorState(state),
         evidence=None if evidence == "none" else evidence,

@@ -381,17 +381,14 @@ class GroupCall(calls.Call):
             value = self._complete(value)
             group._count_failure(value)
         self._forget()
-        calls.deliver(self, value, raised=raised)
+        calls.deliver(self, value, failed=raised)
 
     def _complete(self, error: BaseException) -> BaseException:
         """The error with what was tried. `sent` is about the whole call, of which the error may be the last part."""
         if isinstance(error, ray.exceptions.RayTaskError) or not self._attempts:
             return error
         if self._sent_attempts and getattr(error, "sent", None) is False:
-            if isinstance(error, _core.CertifiedError):
-                error._certify(**{**error._certificate(), "sent": True})
-            else:
-                error.sent = True  # type: ignore[attr-defined]
+            errors.resign(error, sent=True)
         error.attempts = tuple(self._attempts)  # type: ignore[attr-defined]
         return error
 
@@ -789,7 +786,10 @@ class ReplicaGroup:
             try:
                 line = calls.line_of(method._of(member, picker))
                 attempt: calls.Call = calls.new_call(calls.Call, line, call._actorsub_args, call._actorsub_kwargs)
-                if options.retry == "always" and options.max_attempts > 1:
+                # Also of one that Ray has: it cannot have run where the member turns out never to have been up.
+                again = options.retry == "always" and options.max_attempts > 1
+                again = again or (options.retry == "unsent" and not member.actor.was_up)
+                if again:
                     # For the next attempt: what the caller does with its objects after this is not what it asked for.
                     calls.freeze(call)
                 admit = self._admit if on_sender else calls.admit
@@ -801,7 +801,7 @@ class ReplicaGroup:
                 member.end(_UNSENT, started_ns, probe)
                 raise
             if refusal is None:
-                if options.retry != "always":
+                if not again:
                     # The attempt has them for as long as it has not been sent.
                     call._actorsub_args = call._actorsub_kwargs = None
                 call._current = attempt
@@ -896,12 +896,17 @@ class ReplicaGroup:
         if options is None or not self._moves(call, options, member, error, outcome):
             call._finish(error, raised=True)
             return
-        if not _was_sent(error):
+        if not errors.may_have_run(error):
             if calls.takes_back():
                 call._finish(error, raised=True)
                 return
-            # As they were when the call was made; they were frozen in the member's line.
-            call._actorsub_args, call._actorsub_kwargs = attempt._actorsub_args, attempt._actorsub_kwargs
+            if attempt._actorsub_args is not None:
+                # As they were when the call was made; they were frozen in the member's line.
+                call._actorsub_args, call._actorsub_kwargs = attempt._actorsub_args, attempt._actorsub_kwargs
+            if call._actorsub_args is None:
+                # Let go of when Ray had them.
+                call._finish(error, raised=True)
+                return
             self._counts["moved"] += 1
             self._send_again(call)
             return
@@ -929,8 +934,6 @@ class ReplicaGroup:
 
     def _outcome(self, error: Any) -> int:
         """What the end of an attempt says about its member."""
-        if not isinstance(error, BaseException):
-            return _SUCCESS
         if isinstance(error, ray.exceptions.RayTaskError):
             # The method's own, also where its cause is the death of some other actor.
             return _FAILURE if self._speaks_against(error) else _APPLICATION
@@ -939,9 +942,9 @@ class ReplicaGroup:
             return _FAILURE
         if isinstance(error, ray.exceptions.PendingCallsLimitExceeded):
             return _UNSENT
-        if isinstance(error, _core.CertifiedError):
-            return _LOST if error.sent else _UNSENT
-        return _APPLICATION
+        if errors.kind_of(error) is errors.Kind.OWN:
+            return _APPLICATION
+        return _LOST if errors.may_have_run(error) else _UNSENT
 
     def _speaks_against(self, error: ray.exceptions.RayTaskError) -> bool:
         ask = self._is_failure
@@ -954,7 +957,7 @@ class ReplicaGroup:
         self, call: GroupCall, options: _Options, member: _core.GroupMember, error: BaseException, outcome: int
     ) -> bool:
         """Whether the call goes on with another member after this error. Notes the attempt."""
-        sent = _was_sent(error)
+        sent = errors.may_have_run(error)
         call._attempts.append(
             Attempt(member.actor.key.hex(), type(error).__name__, getattr(error, "evidence", None), sent)
         )
@@ -1129,7 +1132,7 @@ class _Turn(calls.Call):
             error = DeadlineExceededError("It waited for a member.", sent=False)
         else:
             error = NoReplicaError("The connection to Ray ended while the call waited.", sent=False)
-        calls.deliver(self, error, raised=True)
+        calls.deliver(self, error, failed=True)
 
 
 class _Tenure:
@@ -1205,13 +1208,6 @@ def _deadline_error(call: GroupCall) -> DeadlineExceededError:
     return DeadlineExceededError("It waited for a member.", sent=call._sent_attempts > 0)
 
 
-def _was_sent(error: BaseException) -> bool:
-    """Whether a call of a member that ended with this may have run there. In doubt it may."""
-    if isinstance(error, ray.exceptions.RayTaskError):
-        return True
-    return getattr(error, "sent", True) is not False
-
-
 def _send(function: Callable[..., None], *arguments: Any) -> None:
     while not watcher.is_exiting() and not watcher.ensure().send(function, *arguments):
         pass
@@ -1278,11 +1274,15 @@ def _first_ref(result: Any) -> Any:
 
 
 def _remote_ended(
-    group: weakref.ref[ReplicaGroup], member: _core.GroupMember, started_ns: int, probe: int, _: Any, value: Any
+    group: weakref.ref[ReplicaGroup], member: _core.GroupMember, started_ns: int, probe: int, ref: Any, value: Any
 ) -> None:
     # With the ref among its arguments: Ray tells nothing about one that nobody has.
+    if not _ray_compat.is_failure(ref, value):
+        member.end(_SUCCESS, started_ns, probe)
+        return
+    watcher.learn(member.actor, value, _core.call_of(ref)[1])
     alive = group()
-    member.end(_UNSENT if alive is None else alive._outcome(errors.certified(value, member.actor)), started_ns, probe)
+    member.end(_UNSENT if alive is None else alive._outcome(value), started_ns, probe)
 
 
 # Threads that are inside a factory.

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 import ray
 
-from actorsub import _core, _ray_compat, errors, watcher
+from actorsub import _core, _ray_compat, errors, submit, watcher
 from actorsub.fence import Wakeup, fenced
 
 #: In a task, which gives its CPU back only inside Ray's own blocking calls: how long one of them may last before the
@@ -47,10 +47,15 @@ class _Hub:
 
     def arrived(self, value: Any) -> None:
         """On a thread of Ray's."""
+        failed = _ray_compat.is_failure(self.ref, value)
+        actor, mark = _core.call_of(self.ref)
+        if failed and actor is not None:
+            # Also where nobody waits any more.
+            watcher.learn(actor, value, mark)
         self.is_over = True
         _hubs.pop(self.ref.binary(), None)
         for party in self.take_parties():
-            fenced("taking in an outcome", party.arrived, value)
+            fenced("taking in an outcome", party.arrived, value, failed)
 
     def take_parties(self) -> Iterator[Outcome]:
         while self.parties:
@@ -127,7 +132,7 @@ class Outcome:
         if future.cancelled():
             self.stop()
 
-    def arrived(self, value: Any) -> None:
+    def arrived(self, value: Any, failed: bool) -> None:
         """Ray has the outcome. On a thread of Ray's."""
         actor = self.actor
         if actor is None:
@@ -138,10 +143,14 @@ class Outcome:
             if self.lost:
                 actor.late_replies += 1
             return
-        self.deliver(errors.certified(value, actor))
+        if failed:
+            watcher.certify(actor, value, self.mark, self.deliver)
+        else:
+            self.deliver(errors.as_value_of_a_call(value))
 
     def deliver(self, value: Any) -> None:
-        """Ends the wait with a value, or with an error where `value` is a RayError. On any thread."""
+        """Ends the wait with a value, or with an error where `value` is a RayError: as Ray does, that is also one which
+        the method returned. On any thread."""
         raise NotImplementedError
 
 
@@ -213,7 +222,7 @@ class _CountedOutcome(Outcome):
     def _is_there(self, _: Any) -> None:
         """On a thread of Ray's, or this one."""
         if _told_ready.pop(self, None) is not None:
-            self.arrived(_THERE)
+            self.arrived(_THERE, False)
 
     def _leave(self) -> None:
         if not _ray_compat.can_tell_ready():
@@ -234,7 +243,16 @@ _THERE: Any = object()
 
 
 def end_future(future: Any, value: Any) -> None:
-    """Ends a future of asyncio or concurrent.futures, which must not have ended on another thread, with an outcome."""
+    """Ends a future of asyncio or concurrent.futures, which must not have ended on another thread, as a wait for a ref
+    ends (Outcome.deliver)."""
+    if isinstance(value, ray.exceptions.RayError):
+        fail_future(future, value)
+    elif not future.done():
+        future.set_result(value)
+
+
+def fail_future(future: Any, value: BaseException) -> None:
+    """The same with an error, of whatever class."""
     if future.done():
         return
     if isinstance(value, ray.exceptions.RayTaskError):
@@ -242,10 +260,8 @@ def end_future(future: Any, value: Any) -> None:
         error = fenced("the class of a method's exception", value.as_instanceof_cause, failed=value)
         # The interpreter reads a StopIteration that leaves an `await` as one of its own making, and crashes on Ray's.
         future.set_exception(value if isinstance(error, StopIteration) else error)
-    elif isinstance(value, ray.exceptions.RayError):
-        future.set_exception(value)
     else:
-        future.set_result(value)
+        future.set_exception(value)
 
 
 class ObjectRef(ray.ObjectRef):
@@ -308,7 +324,8 @@ class ObjectRefGenerator(ray.ObjectRefGenerator):
         return self._early(super().completed())
 
     def _lost_ref(self, value: Any) -> ray.ObjectRef | None:
-        if not isinstance(value, (errors.ActorUnavailableError, errors.ActorDiedError)):
+        if not isinstance(value, _core.CertifiedError) or value._actor is not self._actorsub_actor:
+            # Else an item of the stream.
             return None
         # Ray ends the stream later by itself; whoever reads it must not wait for that.
         self._actorsub_over = True
@@ -529,10 +546,17 @@ def outcome_of(ref: ray.ObjectRef, timeout_s: float | None = None) -> Any:
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayError as error:
-        if isinstance(error, ray.exceptions.GetTimeoutError) and not isinstance(error, ray.exceptions.RayTaskError):
+        if type(error) is ray.exceptions.GetTimeoutError:
             return _LATE
-        actor, _ = _core.call_of(ref)
-        return error if actor is None else errors.certified(error, actor)
+        actor, mark = _core.call_of(ref)
+        if actor is None:
+            return error
+        if not _ray_compat.is_failure(ref, error):
+            return errors.as_value_of_a_call(error)
+        watcher.learn(actor, error, mark)
+        if watcher.is_read_first(actor, error):
+            submit.read_table_once(actor)
+        return errors.certified(error, actor, mark)
 
 
 def _raise(error: Any) -> None:
@@ -591,26 +615,13 @@ def _refuse_calls(waitables: Any) -> None:
 def _get_ready(object_refs: Any) -> Any:
     try:
         return ray.get(object_refs)
-    except ray.exceptions.RayTaskError:
-        raise
-    except ray.exceptions.RayActorError:
+    except ray.exceptions.RayError:
         # Which of them failed, and hence which actor the error is about.
         for ref in [object_refs] if isinstance(object_refs, ray.ObjectRef) else object_refs:
-            _raise_certified(ref)
+            value = outcome_of(ref)
+            if isinstance(value, ray.exceptions.RayError):
+                _raise(value)
         raise
-
-
-def _raise_certified(ref: ray.ObjectRef) -> None:
-    """Raises the error of a ref that is there, with a certificate where it is a call's own actor; else does nothing."""
-    try:
-        ray.get(ref)
-    except ray.exceptions.RayTaskError:
-        raise
-    except ray.exceptions.RayActorError as error:
-        actor, _ = _core.call_of(ref)
-        if actor is None:
-            raise
-        raise errors.certified(error, actor) from None
 
 
 def _arrival(waitable: Any) -> ray.ObjectRef:

@@ -45,7 +45,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return refused(method, error, args, kwargs)
 
 
-def admit(actor: _core.Actor, policy: Any, wish: str) -> tuple[errors.ActorUnavailableError | None, int]:
+def admit(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
     """(None, mark) when the call may go to Ray now; (error, mark) when the refusal is to be a failed ref.
 
     `mark` is `losses()` from before the deciding look: the call is lost when there are more.
@@ -71,11 +71,13 @@ def admit(actor: _core.Actor, policy: Any, wish: str) -> tuple[errors.ActorUnava
             break
         if state == "dead":
             # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
-            # actor back; so under "ref" the call is Ray's.
-            if wish in ("ref", "ray"):
+            # actor back; so under "ref" the call is Ray's, once Ray knows.
+            if wish == "ray" or (wish == "ref" and ray_knows(actor)):
                 return None, mark
-            learn_cause(actor)
             actor.count_refused("dead")
+            if wish == "ref":
+                return errors.death(actor), mark
+            learn_cause(actor)
             raise errors.death(actor)
         shape = wish
         if state == "pending":
@@ -144,9 +146,14 @@ def read_table_once(actor: _core.Actor) -> None:
         waiter.close()
 
 
+def ray_knows(actor: _core.Actor) -> bool:
+    """Whether Ray has heard of the death of a dead actor, or will as soon as it asks."""
+    return actor.rays_word == "dead" or actor.belief()[1] == "table"
+
+
 def learn_cause(actor: _core.Actor) -> None:
-    """Reads why the actor died, unless that is known."""
-    if actor.death is None:
+    """Reads why the actor died, unless that is known, or the table cannot know yet."""
+    if actor.death is None and ray_knows(actor):
         read_table_once(actor)
 
 
@@ -186,7 +193,7 @@ class _Waiter:
 
 def refused(
     method: Any,
-    error: errors.ActorUnavailableError,
+    error: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     make_ref: Callable[[], Any] | None = None,

@@ -12,14 +12,14 @@ from typing import Any
 
 import ray
 
-from actorsub import _core, _ray_compat, errors, watcher
+from actorsub import _core, _ray_compat, watcher
 
 #: Refs made ahead after the first refusal of an outage, and at most.
 FIRST_STOCK = 16
 MAX_STOCK = 256
 
 
-def take(actor: _core.Actor, error: errors.ActorUnavailableError) -> ray.ObjectRef:
+def take(actor: _core.Actor, error: Any) -> ray.ObjectRef:
     """A ref that has failed with `error`: from the stock in a microsecond, else made now. The core takes from a stock
     that is at least half full by itself, without coming here."""
     supply = actor.supply

@@ -16,6 +16,7 @@ earlier.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -27,7 +28,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from actorsub import _core, _ray_compat, processes
+from actorsub import _core, _ray_compat, errors
 from actorsub.errors import ActorState
 from actorsub.fence import Wakeup, fenced, log_failure
 
@@ -190,29 +191,90 @@ def read_table(actor: _core.Actor) -> None:
     row = _ray_compat.read_actor_table(actor.ray_id)
     if row is None:
         return
+    actor.row = row
+    if row.preempted:
+        actor.preempted = row.incarnation
     if row.death is not None:
-        actor.death = row.death
-    actor.last_incarnation = not row.restarts_left
+        _note_cause(actor, row.death)
+    # Before it is watched. A row that is no longer up says nothing about the process that is watched.
+    actor.set_last(row.incarnation if row.state == "alive" and not row.restarts_left else None)
     actor.apply("table", row.state, row.incarnation, version)
     if row.state == "alive" and actor.detects and not actor.watched and actor.state_name in _UP:
         # The table's incarnation, not the belief's: the address and the process are those of the row.
-        ip, port = row.address
-        _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
+        _core.watch(
+            actor,
+            row.incarnation,
+            row.address[0],
+            row.address[1],
+            _ray_compat.local_process(row),
+            not _ray_compat.uses_tls(),
+        )
     heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
     if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
         # This was the read that was planned, unless evidence that came meanwhile has planned another.
         actor.next_read_s = 0.0
 
 
-def _process(actor: _core.Actor, row: _ray_compat.TableRow) -> tuple[int, int]:
-    """Number and start of the actor's process where it can be watched from here, else zeros: see `processes`.
+def _note_cause(actor: _core.Actor, cause: Any) -> None:
+    # Where it was raised it holds the frames of whoever waited.
+    cause.__traceback__ = cause.__context__ = None
+    actor.death = cause
+    # Failed refs that were made ahead do not name it.
+    actor.supply = None
 
-    The same address does not make it the same node: containers share the host's, and are nodes of their own.
+
+def learn(actor: _core.Actor, error: Any, mark: int) -> None:
+    """Takes in what Ray's own error for a call says about its actor, so that everybody here knows it from now on.
+
+    `mark`: the actor's losses() when the call was sent. On any thread.
     """
-    if not row.pid or not row.node or row.node != _ray_compat.own_node(actor.session):
-        return 0, 0
-    start = processes.proven_start(row.pid, *row.address)
-    return (row.pid, start) if start else (0, 0)
+    if errors.kind_of(error) is not errors.Kind.DIED or actor.session is not _ray_compat.session_token():
+        return
+    if getattr(error, "actor_id", None) not in (None, actor.key.hex()):
+        # About another one.
+        return
+    losses = actor.losses()
+    incarnation = None if losses == mark else actor.lost_incarnation
+    if losses > mark + 1 or (losses > mark and incarnation is None):
+        # Which one it was is not known any more.
+        return
+    if getattr(error, "preempted", False):
+        actor.preempted = actor.belief()[2] if incarnation is None else incarnation
+        if actor.row is None or actor.row.may_restart:
+            # Ray concludes that from the loss of the connection, also where it is about to restart the actor.
+            return
+    if actor.death is None:
+        _note_cause(actor, error)
+    if actor.apply("call", "dead", incarnation) and not _exiting:
+        wake(actor)
+        nudge_if_possible()
+
+
+def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], None]) -> None:
+    """Gives Ray's own error for a call to `then`, with its certificate. Not blocking: where only the table can say
+    whether the call may have run, it is read first, and `then` is called on the background thread."""
+    learn(actor, error, mark)
+    running = ensure_if_possible() if is_read_first(actor, error) else None
+    with contextlib.suppress(RuntimeError):
+        # Where no thread can be started it is certified as what may have run.
+        if running is not None and running.in_background(_certify_after_read, actor, error, mark, then):
+            return
+    then(errors.certified(error, actor, mark))
+
+
+def is_read_first(actor: _core.Actor, error: Any) -> bool:
+    """True where the table may know that the actor was never up, which this process did not see."""
+    if actor.was_up or errors.kind_of(error) is not errors.Kind.DIED or _exiting:
+        return False
+    return actor.row is None or actor.row.state != "dead"
+
+
+def _certify_after_read(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], None]) -> None:
+    try:
+        if is_read_first(actor, error):
+            read_table(actor)
+    finally:
+        then(errors.certified(error, actor, mark))
 
 
 def wake(actor: _core.Actor) -> None:
@@ -441,7 +503,7 @@ class Watcher:
         """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
         if actor.losses() != actor.handled_losses:
             actor.handled_losses = actor.losses()
-            final = actor.last_incarnation or actor.state_name == "dead"
+            final = actor.state_name == "dead" or (actor.row is not None and not actor.row.restarts_left)
             actor.fail_at_s = actor.grace_over_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
             actor.exit_limit_s = now_s + EXIT_LIMIT_S if final and actor.belief()[1] == "process" else 0.0
         if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):

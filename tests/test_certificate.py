@@ -13,16 +13,19 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import pickle
 import random
 import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import ray
 from helpers import wait_until
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import actorsub
 from actorsub import Call, calls
@@ -298,3 +301,262 @@ def test_the_certificate(ray_local: None, tmp_path: pathlib.Path) -> None:
     assert any(record.cannot_have_run for record in records.values())
     assert any(record.error is not None and not record.cannot_have_run for record in records.values())
     assert len(ran) > CALLS // 4
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# How calls end, and what their errors say.
+
+
+class Teller:
+    """Does what the tests below need, and counts what it did."""
+
+    def __init__(self, load_s: float = 0.0, fail: bool = False) -> None:
+        time.sleep(load_s)
+        if fail:
+            raise ValueError("no model file")
+        self.ran = 0
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def count(self) -> int:
+        return self.ran
+
+    def give(self, make: Any, nested: bool = False) -> Any:
+        self.ran += 1
+        return [make()] if nested else make()
+
+    def sleep(self, started: str) -> None:
+        pathlib.Path(started).touch()
+        threading.Event().wait()
+
+    def ask(self, handle: Any) -> Any:
+        return actorsub.get(handle.pid.remote(), timeout=PATIENCE_S)
+
+
+class AsyncTeller:
+    async def sleep(self) -> None:
+        await asyncio.Event().wait()
+
+
+RETURNED = {
+    "ActorUnavailableError": lambda: actorsub.ActorUnavailableError("inner", sent=False),
+    "ActorDiedError": lambda: actorsub.ActorDiedError(sent=False),
+    "NoReplicaError": lambda: actorsub.NoReplicaError(sent=False),
+    "DeadlineExceededError": lambda: actorsub.DeadlineExceededError(sent=False),
+    "QueueFullError": lambda: actorsub.QueueFullError("inner"),
+    "Ray's ActorDiedError": ray.exceptions.ActorDiedError,
+    "Ray's ActorUnavailableError": lambda: ray.exceptions.ActorUnavailableError("inner", None),
+    "Ray's TaskCancelledError": ray.exceptions.TaskCancelledError,
+    "Ray's RuntimeEnvSetupError": lambda: ray.exceptions.RuntimeEnvSetupError("inner"),
+}
+
+
+@pytest.fixture
+def tellers(ray_local: None) -> Iterator[list[Any]]:
+    handles = [actorsub.remote(num_cpus=0, max_restarts=-1)(Teller).remote() for _ in range(3)]
+    actorsub.get([one.pid.remote() for one in handles], timeout=PATIENCE_S)
+    yield handles
+    for one in handles:
+        ray.kill(one)
+
+
+def end_of(call: Any) -> Any:
+    return call.exception(PATIENCE_S)
+
+
+def test_an_error_that_a_method_returns_is_a_value(tellers: list[Any]) -> None:
+    targets = [tellers[0], *[actorsub.ReplicaGroup(tellers, retry=retry) for retry in ("never", "unsent", "always")]]
+    expected = 0
+    for make in RETURNED.values():
+        for nested in (False, True):
+            for target in targets:
+                expected += 1
+                value = target.give.call(make, nested).result(PATIENCE_S)
+                value = value[0] if nested else value
+                assert type(value) is type(make())
+                assert getattr(value, "sent", None) == getattr(make(), "sent", None)
+    assert sum(actorsub.get([one.count.remote() for one in tellers])) == expected
+    assert all(group.stats()["resent"] == group.stats()["moved"] == 0 for group in targets[1:])
+    assert all(group.stats()["failed"] == {} for group in targets[1:])
+    assert {one.state for one in targets[1]} == {actorsub.ActorState.ALIVE}
+
+
+def test_a_ref_raises_the_error_that_a_method_returned_as_ray_does_but_not_its_certificate(tellers: list[Any]) -> None:
+    handle = tellers[0]
+
+    def by_await(ref: Any) -> Any:
+        async def wait() -> Any:
+            return await ref
+
+        return asyncio.run(wait())
+
+    def when_ready(ref: Any) -> Any:
+        ray.wait([ref], timeout=PATIENCE_S)
+        return actorsub.get(ref)
+
+    ways = [by_await, when_ready, actorsub.get, lambda ref: ref.future().result(PATIENCE_S)]
+    for make in RETURNED.values():
+        for way in ways:
+            with pytest.raises(type(make())) as caught:
+                way(handle.give.remote(make))
+            assert type(caught.value) is type(make())
+            assert actorsub.may_have_run(caught.value)
+            assert getattr(caught.value, "sent", True) is True
+            assert actorsub.get(handle.give.remote(make, True))[0] is not None
+    assert actorsub.state(handle) is actorsub.ActorState.ALIVE
+
+
+def names_cause(error: Any) -> bool:
+    return "Teller" in str(error)
+
+
+def killed(started: pathlib.Path) -> tuple[Any, Any]:
+    handle = actorsub.remote(num_cpus=0)(Teller).remote()
+    pid = actorsub.get(handle.pid.remote(), timeout=PATIENCE_S)
+    call = handle.sleep.call(str(started))
+    wait_until(started.exists, PATIENCE_S)
+    os.kill(pid, signal.SIGKILL)
+    return handle, call
+
+
+def with_a_constructor_that_raises(started: pathlib.Path) -> tuple[Any, Any]:
+    handle = actorsub.remote(num_cpus=0)(Teller).remote(0.3, True)
+    return handle, handle.pid.call()
+
+
+@pytest.mark.parametrize("make", [killed, with_a_constructor_that_raises])
+def test_every_refusal_after_a_call_that_ended_with_the_cause_names_it(
+    make: Any, ray_local: None, tmp_path: pathlib.Path
+) -> None:
+    handle, call = make(tmp_path / "started")
+    error = end_of(call)
+    refused = [end_of(handle.pid.call()) for _ in range(20)]
+    with pytest.raises(actorsub.ActorDiedError) as raised:
+        handle.pid.options(on_unavailable="raise").remote()
+    with pytest.raises(ray.exceptions.ActorDiedError) as got:
+        actorsub.get(handle.pid.remote(), timeout=PATIENCE_S)
+    for one in [error, *refused, raised.value, got.value]:
+        assert isinstance(one, actorsub.ActorDiedError)
+        assert names_cause(one)
+        assert one.incarnation == 0
+    assert {one.sent for one in [*refused, raised.value]} == {False}
+    # A constructor that raised is an actor that never was.
+    assert error.sent is (make is killed)
+    assert error.actor_init_failed is (make is not killed)
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_the_last_incarnation_is_never_said_to_restart(
+    max_restarts: int, ray_local: None, tmp_path: pathlib.Path
+) -> None:
+    handle = actorsub.remote(num_cpus=0, max_restarts=max_restarts)(Teller).remote()
+    waiting = handle.pid.options(on_unavailable="wait", timeout_s=PATIENCE_S)
+    pid = waiting.call().result()
+    for _ in range(max_restarts):
+        os.kill(pid, signal.SIGKILL)
+        while True:
+            # It may be in flight at the process that dies.
+            call = waiting.call()
+            if end_of(call) is None and call.result() != pid:
+                pid = call.result()
+                break
+    wait_until(lambda: actorsub.stats(handle)["watched"], what="the sentinel watches")
+    held = handle.sleep.call(str(tmp_path / "started"))
+    wait_until((tmp_path / "started").exists, PATIENCE_S)
+    states: list[Any] = []
+    actorsub.on_state_change(handle, lambda _, old, new, evidence: states.append(new))
+    os.kill(pid, signal.SIGKILL)
+    told = []
+    wait_until(lambda: actorsub.state(handle) is not actorsub.ActorState.ALIVE)
+    while not held.done() or not names_cause(told[-1]):
+        told.append(end_of(handle.pid.options(on_unavailable="ref").call()))
+        with pytest.raises(actorsub.ActorDiedError) as caught:
+            handle.pid.options(on_unavailable="raise").remote()
+        told.append(caught.value)
+        with pytest.raises(ray.exceptions.ActorDiedError) as got:
+            actorsub.get(handle.pid.options(on_unavailable="ref").remote(), timeout=PATIENCE_S)
+        told.append(got.value)
+    assert {type(one) for one in told} == {actorsub.ActorDiedError}
+    assert {(one.incarnation, one.state.value) for one in told} == {(max_restarts, "dead")}
+    assert isinstance(end_of(held), actorsub.ActorDiedError)
+    assert (end_of(held).sent, end_of(held).incarnation) == (True, max_restarts)
+    # Also those that were made before anybody here knew.
+    assert all(names_cause(one) for one in [end_of(held), *told[:2]])
+    wait_until(lambda: states[-1] is actorsub.ActorState.DEAD)
+    assert actorsub.ActorState.RESTARTING not in states
+
+
+NOWHERE = {"working_dir": "file:///nowhere/at-all.zip"}
+UNBORN: dict[str, tuple[dict[str, Any], tuple[Any, ...], type[Exception], str]] = {
+    "runtime environment": ({"runtime_env": NOWHERE}, (), ray.exceptions.RuntimeEnvSetupError, "nowhere"),
+    "constructor": ({}, (0.2, True), ray.exceptions.ActorDiedError, "no model file"),
+    "node": (
+        {"scheduling_strategy": NodeAffinitySchedulingStrategy("ab" * 28, soft=False)},
+        (),
+        ray.exceptions.ActorUnschedulableError,
+        "not schedulable",
+    ),
+}
+
+
+@pytest.mark.parametrize("why", sorted(UNBORN))
+@pytest.mark.parametrize("max_restarts", [0, -1])
+def test_calls_of_an_actor_that_never_was_cannot_have_run(why: str, max_restarts: int, ray_local: None) -> None:
+    options, arguments, cls, words = UNBORN[why]
+    make = actorsub.remote(num_cpus=0, max_restarts=max_restarts, **options)(Teller).remote
+    handle = make(*arguments)
+    call, ref = handle.pid.call(), handle.pid.remote()
+    in_time = [end_of(call)]
+    with pytest.raises(cls) as caught:
+        actorsub.get(ref, timeout=PATIENCE_S)
+    in_time.append(caught.value)
+    with pytest.raises(cls) as caught:
+        # There already.
+        actorsub.get(ref)
+    in_time.append(caught.value)
+    later = end_of(handle.pid.call())
+    for error in [*in_time, later]:
+        assert isinstance(error, actorsub.ActorDiedError)
+        assert isinstance(error, cls)
+        assert (error.sent, error.state.value, error.incarnation) == (False, "dead", 0)
+        assert error.actor_id == handle._actor_id.hex()
+        assert not actorsub.may_have_run(error)
+        assert words in str(error)
+        again = pickle.loads(pickle.dumps(error))
+        assert isinstance(again, cls)
+        assert (again.sent, again.incarnation, str(again)) == (False, 0, str(error))
+    # The table, where it was as soon as the calls.
+    assert {error.evidence for error in in_time} <= {"call", "table"}
+    assert actorsub.state(handle) is actorsub.ActorState.DEAD
+
+
+def test_a_call_that_ray_cancelled_is_certified(ray_local: None) -> None:
+    handle = actorsub.remote(num_cpus=0)(AsyncTeller).remote()
+    call = handle.sleep.call()
+    ref = handle.sleep.remote()
+    future = ref.future()
+    actor_id = handle._actor_id.hex()
+    for one, ended in ((call.object_ref, call), (ref, future)):
+        wait_until(lambda: actorsub.state(handle) is actorsub.ActorState.ALIVE)
+        ray.cancel(one)
+        error = ended.exception(PATIENCE_S)
+        assert isinstance(error, ray.exceptions.TaskCancelledError)
+        assert (error.sent, error.actor_id, error.evidence, error.incarnation) == (True, actor_id, "call", 0)
+        assert error.state is actorsub.ActorState.ALIVE
+        assert actorsub.may_have_run(error)
+    with pytest.raises(ray.exceptions.TaskCancelledError) as caught:
+        actorsub.get(ref)
+    assert caught.value.sent is True
+    ray.kill(handle)
+
+
+def test_a_dependency_that_died_is_the_methods_own_failure(tellers: list[Any]) -> None:
+    dead = actorsub.remote(num_cpus=0)(Teller).remote()
+    actorsub.get(dead.pid.remote(), timeout=PATIENCE_S)
+    ray.kill(dead)
+    for target in (tellers[0], actorsub.ReplicaGroup(tellers, retry="always")):
+        error = end_of(target.ask.call(dead))
+        assert isinstance(error, ray.exceptions.RayTaskError)
+        assert isinstance(error, ray.exceptions.RayActorError)
+        assert actorsub.may_have_run(error)

@@ -993,6 +993,53 @@ def test_a_factory_replaces_members_that_died_for_good(
     assert threads == {"actorsub-factory"}
 
 
+def cannot_be_set_up(directory: pathlib.Path) -> Any:
+    # A name of its own: Ray fails at once what has failed before.
+    environment = {"working_dir": f"file:///nowhere/{directory.name}.zip"}
+    return actorsub.remote(num_cpus=0, runtime_env=environment)(Replica).remote(str(directory), "bad")
+
+
+@pytest.mark.parametrize("retry", ["unsent", "always"])
+def test_calls_of_a_member_that_cannot_be_set_up_move(
+    make: Callable[..., Pool], tmp_path: pathlib.Path, retry: Any
+) -> None:
+    bad = cannot_be_set_up(tmp_path)
+    good = Member(tmp_path, "good")
+    # While neither is up both take calls.
+    group = ReplicaGroup([bad, good.handle], retry=retry, on_unavailable="wait", timeout_s=PATIENCE_S)
+    values = [[i] for i in range(10)]
+    asked = [group.echo.call(value) for value in values]
+    for value in values:
+        # What they do with it afterwards is not what they asked for.
+        value.append("changed")
+    assert [outcome(call) for call in asked] == [[i] for i in range(10)]
+    moved = [attempt for call in asked for attempt in call.attempts]
+    assert moved
+    assert {(one.actor_id, one.sent) for one in moved} == {(bad._actor_id.hex(), False)}
+    assert counted(group, "moved") == len(moved) and counted(group, "resent") == 0
+    wait_until(lambda: len(group) == 1)
+    ray.kill(good.handle)
+
+
+def test_members_that_cannot_be_set_up_are_replaced(make: Callable[..., Pool], tmp_path: pathlib.Path) -> None:
+    bad = [cannot_be_set_up(tmp_path) for _ in range(2)]
+    spare = iter(make(2).handles)
+    group = ReplicaGroup(bad, on_unavailable="wait", timeout_s=PATIENCE_S, factory=lambda: next(spare))
+    assert {outcome(call) for call in [group.who.call() for _ in range(10)]} <= {"a", "b"}
+    wait_until(lambda: counted(group, "replaced") == 2)
+    assert counted(group, "died") == 2
+
+
+def test_a_creation_failure_is_the_end_where_nothing_moves(ray_local: None, tmp_path: pathlib.Path) -> None:
+    bad = cannot_be_set_up(tmp_path)
+    group = ReplicaGroup([bad], retry="never")
+    error = outcome(group.who.call())
+    assert isinstance(error, actorsub.ActorDiedError)
+    assert isinstance(error, ray.exceptions.RuntimeEnvSetupError)
+    assert error.sent is False
+    assert [one.sent for one in error.attempts] == [False]
+
+
 def test_a_factory_may_use_actorsub_and_block(make: Callable[..., Pool]) -> None:
     """While it does, everything else goes on."""
     pool, spare = make(2, max_restarts=0), make(1)

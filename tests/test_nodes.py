@@ -21,7 +21,9 @@ import psutil
 import pytest
 import ray
 from helpers import RAY_ARGS, wait_for_state, wait_until
+from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 import actorsub
 from actorsub import ActorState
@@ -123,6 +125,10 @@ class SecondNode:
         self._node = cluster.add_node(num_cpus=2, resources={name: 4})
         self._pids: list[int] = []
 
+    @property
+    def node_id(self) -> str:
+        return str(self._node.node_id)
+
     def signal(self, number: int) -> float:
         """To every process of the node. Returns the time when the first got it."""
         if not self._pids:
@@ -193,6 +199,32 @@ def test_a_killed_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
     stock_said = ms(stock_times[0] - begin_s) if stock_times else "not within 3 s"
     print(f"node killed: first refusal {ms(first_refusal_s)}, in flight {ms(failed_s)}; stock in flight {stock_said}")
     print(f"  Ray's local state at that time: {rays_state} (2 is ALIVE)")
+
+
+def test_a_node_that_is_taken_away(cluster: Cluster, second_node: SecondNode, tmp_path: pathlib.Path) -> None:
+    """A spot instance. Ray knows of the death from its own calls, 13 s before its table does."""
+    place = {**second_node.place, "max_restarts": 0, "max_concurrency": 4}
+    plain = ray.remote(**place)(Worker).remote()
+    handle = actorsub.wrap(plain, on_unavailable="ref")
+    up_and_watched(handle)
+    preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    deadline_ms = int(time.time() * 1000) + 1000
+    GcsClient(address=cluster.address).drain_node(second_node.node_id, preemption, "soon", deadline_ms)
+    held = handle.hold.call(str(tmp_path / "ours"), str(tmp_path / "gate"))
+    stock = plain.hold.remote(str(tmp_path / "stock"), str(tmp_path / "gate"))
+    wait_until(lambda: (tmp_path / "ours").exists() and (tmp_path / "stock").exists(), PATIENCE_S)
+    wait_until(lambda: time.time() * 1000 > deadline_ms)
+    second_node.signal(signal.SIGKILL)
+    with pytest.raises(ray.exceptions.ActorDiedError) as caught:
+        ray.get(stock, timeout=PATIENCE_S)
+    assert caught.value.preempted is True
+    # The same news is on its way to the other call's callback.
+    wait_until(lambda: actorsub.state(handle) is ActorState.DEAD, EARLY_S, "dead when Ray says so")
+    error = held.exception(PATIENCE_S)
+    assert (error.sent, error.incarnation, error.preempted) == (True, 0, True)
+    refused = handle.echo.call().exception(PATIENCE_S)
+    assert isinstance(refused, actorsub.ActorDiedError)
+    assert (refused.sent, refused.preempted) == (False, True)
 
 
 def test_a_frozen_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
