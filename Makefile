@@ -17,7 +17,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
 comma := ,
 
-.PHONY: help demo test campaign bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions list-versions test-versions fuzz bench-cpp develop clean
+.PHONY: help demo test campaign bench comparison lint format dist build-cpp test-cpp test-sanitizers install-versions list-versions test-versions install-pythons list-pythons test-pythons wheels test-wheels fuzz bench-cpp develop clean
 
 help:  ## What there is to make
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -83,6 +83,54 @@ test-versions: install-versions  ## The core of the tests on older Rays (RAY_VER
 	    echo "Ray $$version"; \
 	    (cd tests && $(abspath $(VENV))-ray-$$version/bin/python -m pytest -c ../pyproject.toml --rootdir=.. $(VERSION_TESTS) $(PYTEST_ARGS)) || exit 1; \
 	done
+
+# One interpreter for each minor version that actorsub supports: pyenv's newest, else the one on the PATH.
+MINORS := 10 11 12 13 14
+PYTHONS ?= $(shell for minor in $(MINORS); do \
+    { ls -d $${PYENV_ROOT:-$$HOME/.pyenv}/versions/3.$$minor.*/bin/python 2>/dev/null | sort -V | tail -n 1; \
+      command -v python3.$$minor 2>/dev/null; } | head -n 1; done)
+# For a part of the suite: make test-pythons PYTHON_TESTS="test_lifetime.py test_sessions.py"
+PYTHON_TESTS ?= .
+
+list-pythons:
+	@for python in $(PYTHONS); do echo "$$python"; done
+	@for minor in $(MINORS); do \
+	    for python in $(PYTHONS); do $$python -c "import sys; sys.exit(sys.version_info[:2] == (3, $$minor))" || continue 2; done; \
+	    echo "skipped: there is no CPython 3.$$minor here" >&2; done
+
+# Each builds the wheel anew, from the sdist, with its own headers. An interpreter that Ray has no wheel for is skipped.
+install-pythons: $(VENV)/.wheel
+	@for python in $(PYTHONS); do \
+	    version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=$(VENV)-py$$version; \
+	    test $$venv/.installed -nt $(VENV)/.wheel && continue; \
+	    echo "Building the wheel for CPython $$version and installing it with Ray"; \
+	    rm -rf $$venv/wheel; test -x $$venv/bin/python || $$python -m venv $$venv || exit 1; \
+	    pip="$$venv/bin/python -m pip --disable-pip-version-check --quiet"; \
+	    $$pip install --upgrade pip || exit 1; \
+	    $$pip download --no-deps --dest $$venv/ray ray >$$venv/ray.log 2>&1 \
+	        || { echo "skipped: Ray has no wheel for CPython $$version"; continue; }; \
+	    $$pip wheel --no-deps --wheel-dir $$venv/wheel $(VENV)/wheel/*.tar.gz || exit 1; \
+	    $$pip install "$$(ls $$venv/wheel/*.whl)[test]" && $$pip install --force-reinstall --no-deps $$venv/wheel/*.whl || exit 1; \
+	    rm -rf $$venv/ray; touch $$venv/.installed; \
+	done
+
+test-pythons: install-pythons list-pythons  ## The tests on every Python that this machine has (PYTHONS, PYTHON_TESTS)
+	@for python in $(PYTHONS); do \
+	    version=$$($$python -c 'import sys; print("%d.%d" % sys.version_info[:2])'); venv=$(abspath $(VENV))-py$$version; \
+	    test -e $$venv/.installed || continue; \
+	    echo "CPython $$version"; \
+	    (cd tests && $$venv/bin/python -m pytest -c ../pyproject.toml --rootdir=.. $(PYTHON_TESTS) $(PYTEST_ARGS)) || exit 1; \
+	done
+
+$(VENV)/.wheel-tools: $(VENV)/.made
+	@$(PIP) install 'ziglang>=0.15' 'auditwheel>=6.4' 'wheel>=0.45'
+	@touch $@
+
+wheels: $(VENV)/.wheel $(VENV)/.wheel-tools  ## The wheels to publish in dist/wheels: each Python here, x86_64 and aarch64, glibc 2.17
+	@$(BIN)/python tools/wheels.py build $(VENV)/wheel/*.tar.gz dist/wheels $(PYTHONS)
+
+test-wheels: $(VENV)/.wheel-tools  ## Each of them that can run here, installed in an empty environment and used
+	@$(BIN)/python tools/wheels.py test dist/wheels $(PYTHONS)
 
 # --- for developers ----------------------------------------------------------------------------------------------------
 
@@ -162,4 +210,4 @@ develop: $(VENV)/.made  ## Build the core in place, warnings as errors; then `PY
 	@$(PIP) install 'setuptools>=77' 'cython>=3.1' && ACTORSUB_WERROR=1 $(BIN)/python setup.py --quiet build_ext --inplace
 
 clean:  ## Remove everything that was built, the virtual environment too
-	@rm -rf build dist *.egg-info .venv .venv-ray-* bench/out actorsub/*.so
+	@rm -rf build dist *.egg-info .venv .venv-ray-* .venv-py* bench/out actorsub/*.so

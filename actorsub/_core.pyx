@@ -1728,10 +1728,12 @@ def sentinel_runs():
     return sentinel.running()
 
 
-def watch(Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, bint http2):
+def watch(
+    Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, uint64_t start, bint http2
+):
     """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when something is watched.
 
-    `pid` 0: not on this host. `port` 0: no connection.
+    `pid` and `start`: as `processes.proven_start` has them, or 0 for no process. `port` 0: no connection.
     """
     cdef WatchTarget target
     if actor.is_inherited:
@@ -1742,7 +1744,7 @@ def watch(Actor actor not None, unsigned int incarnation, str ip not None, int p
     target.port = <unsigned short>port
     target.ip = ip.encode()
     target.pid = actor.process_id = pid
-    target.pid_start_ticks = 0
+    target.pid_start_ticks = start
     target.silence_ns = _nanoseconds(actor.silence_s)
     target.in_flight_silence_ns = _nanoseconds(actor.silence_in_flight_s)
     cdef WatchResult result = sentinel.Watch(actor.reference[0], target)

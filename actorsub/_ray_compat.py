@@ -398,7 +398,8 @@ class TableRow:
     incarnation: int  #: Ray's restart count
     death: ray.exceptions.RayError | None  #: Ray's error with the cause; None unless dead
     address: tuple[str, int]  #: of its RPC server; port 0 when unknown
-    pid: int  #: on its own host; 0 when unknown
+    node: str  #: Ray's id of its node, in hex; "" when unknown
+    pid: int  #: in the pid namespace of its node; 0 when unknown
     restarts_left: bool  #: False when Ray will not restart it again
     may_restart: bool = True  #: False when Ray never restarts it, whatever happens
     preempted: bool = False  #: its node is being taken away, or was
@@ -433,6 +434,8 @@ def read_actor_table(actor_id: Any) -> TableRow | None:
         incarnation=row.num_restarts,
         death=_death(row) if state == "dead" else None,
         address=(row.address.ip_address, row.address.port),
+        # Before 2.50 it has the other name.
+        node=(row.address.node_id if hasattr(row.address, "node_id") else row.address.raylet_id).hex(),
         pid=row.pid,
         restarts_left=_has_restarts_left(row),
         may_restart=row.max_restarts != 0,
@@ -507,25 +510,16 @@ def _read_state_api(actor_id: Any) -> TableRow | None:
         incarnation=getattr(found, "num_restarts", None) or 0,
         death=ray.exceptions.ActorDiedError() if found.state == "DEAD" else None,
         address=("", 0),
+        node=found.node_id or "",
         pid=found.pid or 0,
         restarts_left=True,
     )
 
 
-def local_process(row: TableRow) -> int:
-    """The actor's process id where it can be watched from here, else 0.
-
-    The same address means the same host, but not always the same process numbers (containers); a process of Ray's
-    under that number is named "ray::...".
-    """
-    if not row.pid or row.address[0] != ray.util.get_node_ip_address():
-        return 0
-    try:
-        with open(f"/proc/{row.pid}/comm") as file:
-            name = file.read()
-    except OSError:
-        return 0
-    return row.pid if name.startswith("ray::") else 0
+def own_node(session: Any) -> str:
+    """Ray's id of the node that this process is part of, in hex; "" when it cannot be told. For our own threads."""
+    with core_in_use(session) as usable:
+        return str(ray.get_runtime_context().get_node_id()) if usable else ""
 
 
 def uses_tls() -> bool:

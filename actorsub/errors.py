@@ -26,8 +26,8 @@ class ActorState(enum.Enum):
     PENDING = "pending"  #: Never up so far: waiting for resources, or running its first constructor.
     ALIVE = "alive"  #: Takes calls.
     RESTARTING = "restarting"  #: Its process ended; Ray is making the next incarnation.
-    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when Ray's
-    #: table agrees, too.
+    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when
+    #: Ray's table agrees, too.
     UNREACHABLE = "unreachable"
     DEAD = "dead"  #: Gone for good, as far as anybody knows.
 

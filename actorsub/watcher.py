@@ -28,7 +28,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from actorsub import _core, _ray_compat, errors
+from actorsub import _core, _ray_compat, errors, processes
 from actorsub.errors import ActorState
 from actorsub.fence import Wakeup, fenced, log_failure
 
@@ -201,18 +201,23 @@ def read_table(actor: _core.Actor) -> None:
     actor.apply("table", row.state, row.incarnation, version)
     if row.state == "alive" and actor.detects and not actor.watched and actor.state_name in _UP:
         # The table's incarnation, not the belief's: the address and the process are those of the row.
-        _core.watch(
-            actor,
-            row.incarnation,
-            row.address[0],
-            row.address[1],
-            _ray_compat.local_process(row),
-            not _ray_compat.uses_tls(),
-        )
+        ip, port = row.address
+        _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
     heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
     if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
         # This was the read that was planned, unless evidence that came meanwhile has planned another.
         actor.next_read_s = 0.0
+
+
+def _process(actor: _core.Actor, row: _ray_compat.TableRow) -> tuple[int, int]:
+    """Number and start of the actor's process where it can be watched from here, else zeros: see `processes`.
+
+    The same address does not make it the same node: containers share the host's, and are nodes of their own.
+    """
+    if not row.pid or not row.node or row.node != _ray_compat.own_node(actor.session):
+        return 0, 0
+    start = processes.proven_start(row.pid, *row.address)
+    return (row.pid, start) if start else (0, 0)
 
 
 def _note_cause(actor: _core.Actor, cause: Any) -> None:

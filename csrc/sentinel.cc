@@ -1347,14 +1347,17 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     Remember(fd);
     // After opening: if this is still the process that was meant, then so is the descriptor.
     std::uint64_t ticks = 0;
-    if (watch->plan.pid_start_ticks != 0 && ReadStartTicks(watch->plan.pid, &ticks) &&
-        ticks != watch->plan.pid_start_ticks) {
+    if (watch->plan.pid_start_ticks != 0 && !ReadStartTicks(watch->plan.pid, &ticks)) {
+      error = errno;
+      pollfd ended = {fd, POLLIN, 0};
+      // Whoever has ended by now is the one that was meant, or came after it.
+      if (error != EMFILE && error != ENFILE && poll(&ended, 1, 0) == 1) error = 0;
+    } else if (watch->plan.pid_start_ticks != 0 && ticks != watch->plan.pid_start_ticks) {
       CloseFd(&fd);
       Exit(watch, SentinelCause::kProcessReplaced, 0);
       return;
     }
-    // Unreadable: the process went away just now, which the descriptor will tell, or /proc is closed to us.
-    error = Register(fd, EPOLLIN, watch->index, &watch->pid_token);
+    if (error == 0) error = Register(fd, EPOLLIN, watch->index, &watch->pid_token);
     if (error != 0) {
       watch->pid_token = 0;
       CloseFd(&fd);
@@ -1373,7 +1376,8 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     return;
   }
   const bool exhausted = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC;
-  // Not permitted, or an old kernel: the connection is all there is.
+  // Not permitted, an old kernel, a thread, or a process that we cannot tell from another: the connection is all there
+  // is.
   if ((exhausted && watch->pid_attempt == 0) || !watch->plan.connect) Ask(watch, SentinelCause::kDescriptors, error);
   if (!exhausted) return;
   Add(&count_fd_exhausted_);

@@ -62,7 +62,9 @@ struct WatchTarget {
   std::string ip;
   // On this host only, in our pid namespace; 0: elsewhere or unknown.
   std::int32_t pid = 0;
-  // Field 22 of /proc/PID/stat when `pid` was known to be the actor, so that a reused pid is noticed; 0: not checked.
+  // Field 22 of /proc/PID/stat when `pid` was proven to be the actor. It is compared once the process was opened, so
+  // that no other one of this number is taken for it; where it cannot be read the process is not watched. 0: not
+  // checked.
   std::uint64_t pid_start_ticks = 0;
   std::int64_t silence_ns = 3 * kNsPerSecond;             // Then new calls are refused. At least 50 ms is used.
   std::int64_t in_flight_silence_ns = 10 * kNsPerSecond;  // Then running calls are given up; kNeverNs: never.

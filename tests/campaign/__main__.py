@@ -98,7 +98,8 @@ def _report(directory: pathlib.Path, code: int, again: str) -> int:
     print(book.table(told, runs))
     done = report.get("disturbances", {})
     print(f"\nDisturbances: {', '.join(f'{count} {kind}' for kind, count in sorted(done.items())) or 'none'}. "
-          f"{report.get('healthy', 0)} healthy actors at the end.")  # fmt: skip
+          f"{report.get('healthy', 0)} healthy actors at the end. "
+          f"Deadlines were up to {1000 * book.latest_s(told):.0f} ms late.")  # fmt: skip
     print(f"Descriptors at the beginning and at the end: {report.get('descriptors')}.")
     if not violations:
         print("\nHOLDS")

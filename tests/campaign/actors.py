@@ -42,6 +42,8 @@ class _Ledger:
         self._descriptor = os.open(f"{directory}/{name}.ledger", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         if not is_first:
             time.sleep(restart_s)
+        if (pathlib.Path(directory) / f"{name}.broken").exists():
+            raise ValueError("the constructor fails from now on")
 
     def begin(self, call_id: str) -> None:
         book.append(self._descriptor, f"{call_id} {os.getpid()} {time.monotonic():.6f}\n".encode())

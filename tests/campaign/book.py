@@ -129,6 +129,11 @@ def check(told: Iterable[Told], runs: dict[str, list[Run]], last_s: float, margi
     return found
 
 
+def latest_s(told: Iterable[Told]) -> float:
+    """How late a deadline was at most."""
+    return max([0.0, *[one.ended_s - one.due_s for one in told if one.ended_s and one.due_s]])
+
+
 def table(told: Iterable[Told], runs: dict[str, list[Run]]) -> str:
     """By way: how many calls, and what became of them; `x / y`: cannot have run / may have run."""
     rows: dict[str, collections.Counter[tuple[str, bool]]] = {}

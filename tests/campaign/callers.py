@@ -60,6 +60,11 @@ def raise_one(rng: random.Random) -> None:
     raise rng.choice(INJECTED)("by the campaign")
 
 
+def is_injected(error: BaseException) -> bool:
+    """Where it ends a call, what is no Exception is the cause of one."""
+    return isinstance(error, INJECTED) or isinstance(error.__cause__, INJECTED)
+
+
 @dataclasses.dataclass
 class Target:
     """One actor."""
@@ -164,7 +169,7 @@ class Pending:
             self.end("wrong value")
 
     def end_with_error(self, error: BaseException) -> None:
-        if isinstance(error, INJECTED):
+        if is_injected(error):
             self.end("callback", error)
         elif isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             self.end("taken back", error)
@@ -264,7 +269,7 @@ class Caller:
         try:
             pending.given = made()
         except BaseException as error:
-            if isinstance(error, (ray.exceptions.RayError, *INJECTED)):
+            if isinstance(error, ray.exceptions.RayError) or is_injected(error):
                 pending.end_with_error(error)
                 return pending
             raise
@@ -415,9 +420,9 @@ class Caller:
         except INJECTED:
             # Its future was done already.
             return
-        except ray.exceptions.RayError as error:
+        except (ray.exceptions.RayError, RuntimeError) as error:
             if type(error) is not ray.exceptions.GetTimeoutError:
-                pending.end_with_error(error)
+                pending.end_with_error(_of_ray(error))
             return
         pending.end_with_value(value)
 
@@ -436,6 +441,8 @@ class Caller:
 
 class ThreadCaller(Caller):
     """Makes calls on one thread and waits for them there, a few at a time and not in order."""
+
+    pause_s = PAUSE_S
 
     def run(self) -> None:
         while not self.stop.is_set():
@@ -459,7 +466,7 @@ class ThreadCaller(Caller):
             pending = self.make()
             if pending.told.end == "nothing":
                 self.pending.append(pending)
-        time.sleep(self.rng.expovariate(1 / PAUSE_S))
+        time.sleep(self.rng.expovariate(1 / self.pause_s))
         now_s = time.monotonic()
         for pending in self.pending:
             if pending.cancel_at_s is not None and pending.cancel_at_s <= now_s:
@@ -550,12 +557,18 @@ class LoopCaller(Caller):
         except asyncio.TimeoutError:
             await asyncio.sleep(0.01)
         except RuntimeError as error:
-            # What Python makes of a StopIteration that an `await` of Ray's own refs raises.
-            if not isinstance(error.__cause__, ray.exceptions.RayTaskError):
-                raise
-            pending.end_with_error(error.__cause__)
+            pending.end_with_error(_of_ray(error))
         else:
             pending.end_with_value(value)
+
+
+def _of_ray(error: Exception) -> BaseException:
+    """The error of a call. Python makes a RuntimeError of a method's StopIteration where Ray's own refs are awaited."""
+    if isinstance(error, ray.exceptions.RayError):
+        return error
+    if isinstance(error.__cause__, ray.exceptions.RayTaskError):
+        return error.__cause__
+    raise error
 
 
 async def _outcome(call: actorsub.Call) -> None:

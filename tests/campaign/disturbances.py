@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import ray
 
+import actorsub
 from campaign import network
 from campaign.callers import Target, World
 
@@ -29,7 +30,10 @@ PAUSE_S = 1.2
 NETWORK_PAUSE_S = 4.0
 
 #: How often each kind is drawn, in relation to the others.
-SHARES = {"kill": 5, "stop": 5, "ray.kill": 2, "exit": 2, "cut": 3, "rst": 2, "silence": 2}
+SHARES = {
+    "kill": 5, "stop": 5, "ray.kill": 2, "exit": 2, "cut": 3, "rst": 2, "silence": 2, "shutdown": 1, "members": 2,
+}  # fmt: skip
+EXITS = ("exit_actor", "sys.exit", "constructor")
 NETWORK = ("rst", "silence")
 #: What `--without` takes: these, and what callers do by themselves.
 NAMES = (*SHARES, "deadlines", "cancels", "callbacks", "signals", "late", "returned", "retries")
@@ -40,7 +44,7 @@ class Disturbance(NamedTuple):
     kind: str
     choice: float  #: of whom: from 0 to 1
     duration_s: float
-    how: str
+    how: str  #: of an exit
 
 
 def schedule(seed: int, seconds: float, without: frozenset[str]) -> list[Disturbance]:
@@ -53,7 +57,7 @@ def schedule(seed: int, seconds: float, without: frozenset[str]) -> list[Disturb
         at_s += rng.expovariate(1 / PAUSE_S)
         kind = rng.choices(kinds, [SHARES[kind] for kind in kinds])[0]
         limits_s = {"stop": (0.2, 6.0), "rst": (0.2, 1.0), "silence": (0.5, 5.0)}.get(kind, (0.0, 0.0))
-        one = Disturbance(at_s, kind, rng.random(), rng.uniform(*limits_s), rng.choice(["exit_actor", "sys.exit"]))
+        one = Disturbance(at_s, kind, rng.random(), rng.uniform(*limits_s), rng.choice(EXITS))
         if at_s > seconds:
             break
         if kind in NETWORK:
@@ -132,14 +136,12 @@ class Conductor:
             self._later(one.duration_s, f"end of {one.kind}", end)
             self._count(one, "the far node")
             return
-        if one.kind == "exit":
-            groups = sorted(self.world.groups)
-            members = list(self.world.groups[groups[int(one.choice * len(groups))]])
-            # Not the last that is up: a group without members has nothing to say.
-            if len([member for member in members if member.state.value == "alive"]) > 1:
-                handle = members[int(one.choice * 1000) % len(members)].handle
-                handle.leave.options(on_unavailable="ref").remote(one.how)
-                self._count(one, repr(handle))
+        if one.kind == "shutdown":
+            actorsub.shutdown()
+            self._count(one, "the library's threads")
+            return
+        if one.kind in ("exit", "members"):
+            self._change_group(one)
             return
         target = self.world.targets[int(one.choice * len(self.world.targets))]
         if one.kind == "ray.kill":
@@ -152,6 +154,25 @@ class Conductor:
             # It is between two incarnations.
             return
         self._to_process(one, target, process)
+
+    def _change_group(self, one: Disturbance) -> None:
+        names = sorted(self.world.groups)
+        group = self.world.groups[names[int(one.choice * len(names))]]
+        members = list(group)
+        # Not the last that is up: a group without members has nothing to say.
+        if len([member for member in members if member.state.value == "alive"]) < 2:
+            return
+        handle = members[int(one.choice * 1000) % len(members)].handle
+        target = next(target for target in list(self.world.targets) if target.plain == handle)
+        if one.kind == "members":
+            group.remove(handle)
+            group.add(handle)
+        elif one.how == "constructor":
+            (self.world.directory / f"{target.name}.broken").touch()
+            ray.kill(target.plain, no_restart=False)
+        else:
+            handle.leave.options(on_unavailable="ref").remote(one.how)
+        self._count(one, f"{target.name} {one.how if one.kind == 'exit' else ''}")
 
     def _to_process(self, one: Disturbance, target: Target, process: Process) -> None:
         name = f"{target.name} pid {process.pid}"

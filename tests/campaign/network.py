@@ -131,7 +131,8 @@ class Cluster:
         self.address = f"{near}:{port}"
         command = [str(pathlib.Path(sys.executable).with_name("ray")), "start", "--block"]
         self._begin([*command, "--head", f"--node-ip-address={near}", f"--port={port}", "--num-cpus=2",
-                     "--include-dashboard=false", f"--temp-dir={self._directory}"])  # fmt: skip
+                     '--resources={"near": 8}', "--include-dashboard=false",
+                     f"--temp-dir={self._directory}"])  # fmt: skip
         _wait_until(lambda: _accepts(near, port), "the head node is up")
         self._begin(["ip", "netns", "exec", f"{self.network.name}f", *command, f"--address={self.address}",
                      f"--node-ip-address={far}", "--num-cpus=2", '--resources={"far": 8}'])  # fmt: skip

@@ -1147,6 +1147,23 @@ TEST_CASE("many that are refused are dialed 500 times a second in all") {
   CHECK(more > 0);
 }
 
+TEST_CASE("a thread's number is no process: the connection is all that is watched") {
+  Peer peer;
+  const ThreadedPeer threaded;
+  Setup setup;
+  const SlotRef slot = setup.AliveSlot();
+  WatchTarget target = TargetOf(peer, 200);
+  for (const pid_t thread : threaded.threads()) {
+    if (thread != threaded.pid()) target.pid = thread;
+  }
+  target.pid_start_ticks = StartTicks(target.pid);
+  setup.sentinel.Watch(slot, target);
+  setup.UntilBeats(2);
+  CHECK(setup.sentinel.counters().process_watches == 0);
+  setup.ExpectNoMore();
+  CHECK(slot->state() == ActorState::kAlive);
+}
+
 TEST_CASE("the next incarnation: a new watch, and the old one says nothing any more") {
   Setup setup;
   auto first = std::make_unique<Peer>();
