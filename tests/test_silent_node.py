@@ -76,6 +76,17 @@ class FarNode:
     def _start(self, command: list[str]) -> None:
         self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
+    @contextlib.contextmanager
+    def run(self, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """A process on the far node, ended with the block."""
+        inside = ["ip", "netns", "exec", self._namespace, *command]
+        process = subprocess.Popen(inside, stdout=subprocess.PIPE)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
     def _accepts(self, port: int) -> bool:
         with contextlib.suppress(OSError), socket.create_connection((self.near_ip, port), 1):
             return True
