@@ -548,11 +548,12 @@ def outcome_of(ref: ray.ObjectRef, timeout_s: float | None = None) -> Any:
     except ray.exceptions.RayError as error:
         if type(error) is ray.exceptions.GetTimeoutError:
             return _LATE
+        if not _ray_compat.is_failure(ref, error):
+            # Also of a call that Ray resends, whose ref is Ray's own.
+            return errors.as_value_of_a_call(error)
         actor, mark = _core.call_of(ref)
         if actor is None:
             return error
-        if not _ray_compat.is_failure(ref, error):
-            return errors.as_value_of_a_call(error)
         watcher.learn(actor, error, mark)
         if watcher.is_read_first(actor, error):
             submit.read_table_once(actor)
@@ -583,7 +584,14 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
     refs = [object_refs] if single else object_refs
     if not isinstance(refs, list) or not any(isinstance(ref, ObjectRef) for ref in refs):
         _refuse_calls(object_refs)
-        return ray.get(object_refs, timeout=timeout)
+        try:
+            return ray.get(object_refs, timeout=timeout)
+        except ray.exceptions.RayError as raised:
+            for ref in refs if isinstance(refs, list) and not errors.may_have_run(raised) else []:
+                # Perhaps returned by a method, as its value: then what it certifies is about another call.
+                if ray.wait([ref], timeout=0)[0] and isinstance(value := outcome_of(ref), ray.exceptions.RayError):
+                    _raise(value)
+            raise
     if not all(isinstance(ref, ray.ObjectRef) for ref in refs):
         _refuse_calls(object_refs)
         # Ray's own complaint.

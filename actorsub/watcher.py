@@ -94,11 +94,14 @@ class _Background:
         if actor.reading:
             return False
         actor.reading = True
-        asked = False
         try:
             asked = self.run(_read, (actor,))
-        finally:
-            actor.reading = asked
+        except BaseException:
+            actor.reading = False
+            raise
+        if not asked:
+            # Else the read may have ended already, and another may be under way.
+            actor.reading = False
         return asked
 
     def run(self, function: Callable[..., None], arguments: Any) -> bool:

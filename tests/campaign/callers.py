@@ -151,7 +151,7 @@ class Pending:
         told.ended_s = self.done_s or time.monotonic()
         if error is not None:
             told.may_have_run = may_have_run(error)
-            told.detail = f"{type(error).__name__}, evidence {getattr(error, 'evidence', None)}"
+            told.detail = f"{type(error).__name__}, evidence {getattr(error, 'evidence', None)}: {error}"[:400]
         if end == "taken back":
             told.may_have_run = False
         if end == "surprise":
