@@ -260,14 +260,24 @@ def learn(actor: _core.Actor, error: Any, mark: int) -> None:
 
 def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], None]) -> None:
     """Gives Ray's own error for a call to `then`, with its certificate. Not blocking: where only the table can say
-    whether the call may have run, it is read first, and `then` is called on the background thread."""
+    whether the call may have run, it is read first, and `then` is called on the background thread; on the watcher's
+    where that takes longer than FIRST_READ_LIMIT_S, since the control store may be away."""
     learn(actor, error, mark)
     running = ensure_if_possible() if is_read_first(actor, error) else None
+    # Who takes it out calls it.
+    waiting = [then]
+
+    def end() -> None:
+        if waiting:
+            with contextlib.suppress(IndexError):
+                waiting.pop()(errors.certified(error, actor, mark))
+
     with contextlib.suppress(RuntimeError):
         # Where no thread can be started it is certified as what may have run.
-        if running is not None and running.in_background(_certify_after_read, actor, error, mark, then):
+        if running is not None and running.in_background(_read_before, actor, error, end):
+            _core.call_later(int(FIRST_READ_LIMIT_S * 1e9), end)
             return
-    then(errors.certified(error, actor, mark))
+    end()
 
 
 def is_read_first(actor: _core.Actor, error: Any) -> bool:
@@ -277,12 +287,12 @@ def is_read_first(actor: _core.Actor, error: Any) -> bool:
     return actor.row is None or actor.row.state != "dead"
 
 
-def _certify_after_read(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], None]) -> None:
+def _read_before(actor: _core.Actor, error: Any, end: Callable[[], None]) -> None:
     try:
         if is_read_first(actor, error):
             read_table(actor)
     finally:
-        then(errors.certified(error, actor, mark))
+        end()
 
 
 def wake(actor: _core.Actor) -> None:
