@@ -112,10 +112,13 @@ def during(one: Pair, submit: Callable[[Any, int], Any]) -> tuple[list[Any], lis
 
 WAYS: dict[str, tuple[dict[str, Any], Callable[[Any, int], Any]]] = {
     "of the actor": ({"max_task_retries": -1}, lambda handle, n: handle.echo.remote(n)),
-    "of the actor, a number": ({"max_task_retries": 3}, lambda handle, n: handle.echo.remote(n)),
+    "of the actor, a number": ({"max_task_retries": 100}, lambda handle, n: handle.echo.remote(n)),
     "of the method": ({}, lambda handle, n: handle.kept.remote(n)),
     "of the call": ({}, lambda handle, n: handle.echo.options(max_task_retries=-1).remote(n)),
-    "of the call, over the method's": ({}, lambda handle, n: handle.never_again.options(max_task_retries=2).remote(n)),
+    "of the call, over the method's": (
+        {},
+        lambda handle, n: handle.never_again.options(max_task_retries=100).remote(n),
+    ),
     "with other options": ({"max_task_retries": -1}, lambda handle, n: handle.echo.options(name="named").remote(n)),
     "with exceptions": (
         {"max_task_retries": -1},

@@ -1324,7 +1324,7 @@ table(
     "the process dies, and calls are carried over by the retries",
     {
         "of the actor": lambda w: carried_over(w, actors=-1),
-        "of the actor, as many as it takes": lambda w: carried_over(w, actors=20),
+        "of the actor, as many as it takes": lambda w: carried_over(w, actors=100),
         "of the method": lambda w: carried_over(w, "echo_kept"),
         "of the call": lambda w: carried_over(w, max_task_retries=-1),
         "of the call, with exceptions": lambda w: carried_over(w, max_task_retries=-1, retry_exceptions=True),
