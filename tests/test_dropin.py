@@ -354,7 +354,7 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("detect", ["auto", "ray"])
 def test_an_actor_that_has_answered_is_alive(how: str, detect: str) -> None:
     create = actorsub.remote(num_cpus=0, detect=detect)(Quick)
-    for _ in range(4):
+    for _ in range(2):
         handle = create.remote()
         assert ANSWERS[how](handle) == 42
         assert actorsub.state(handle) is ActorState.ALIVE
