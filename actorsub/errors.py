@@ -297,7 +297,7 @@ class _Certified:
 
     #: hex, as Ray prints it; None when unknown.
     actor_id: str | None = None
-    #: False: the call never left this process and cannot have run. True: it may or may not have run.
+    #: False: the call cannot have run. True: it may or may not have run.
     sent: bool = True
     #: The ActorState at that moment.
     state: ActorState = ActorState.UNKNOWN
