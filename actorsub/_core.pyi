@@ -77,6 +77,7 @@ class Actor:
     method_groups: dict[str, str]
     failed_early: int
     next_read_s: float
+    suspected_until_s: float
     read_interval_s: float
     reading: bool
     unhurried: bool

@@ -412,6 +412,8 @@ cdef class Actor:
     cdef public unsigned long long failed_early
     # The watcher's notes: time of the next look at the actor table, and how long it waits between two.
     cdef public double next_read_s
+    # Until when the table is read although the actor seems to be up: somebody else may be answering for it.
+    cdef public double suspected_until_s
     cdef public double read_interval_s
     cdef public bint reading
     # Known from received handles only that nobody has used yet: its first read may wait.

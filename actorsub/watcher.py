@@ -49,6 +49,9 @@ EXIT_LIMIT_S = 2.0
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
+#: For so long the table is read again and again where a connection ended and the next dial was accepted, which another
+#: process may have done: Ray takes 15 s to find that a node is gone, and its table says ALIVE until then.
+SUSPECT_S = 20.0
 #: An actor that is up, that this process never called and that the sentinel does not watch: Ray tells nothing unasked.
 UNUSED_READ_INTERVAL_S = 1.0
 #: A handle that came from another process is looked up after this, or when it is first used. Many are passed on, or
@@ -207,6 +210,7 @@ def read_table(actor: _core.Actor) -> None:
         ip, port = row.address
         _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
     heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
+    heard = heard and _core.now_s() >= actor.suspected_until_s
     if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
         # This was the read that was planned, unless evidence that came meanwhile has planned another.
         actor.next_read_s = 0.0
@@ -402,13 +406,13 @@ class Watcher:
 
     # A method of its own: a loop variable in `_run` would hold the last actor for as long as this thread sleeps.
     def _take_in_events(self) -> None:
-        for actor, kind, _, _, timer in _core.drain_events():
+        for actor, kind, cause, _, timer in _core.drain_events():
             if kind == "timer":
                 fenced("what a timer was set for", users.calls.expire, timer)
             elif actor is not None:
-                self._take_in(actor, kind)
+                self._take_in(actor, kind, cause)
 
-    def _take_in(self, actor: _core.Actor, kind: str) -> None:
+    def _take_in(self, actor: _core.Actor, kind: str, cause: str) -> None:
         """What the sentinel's slot change does not do by itself."""
         # In the middle of a look this actor may have been passed already.
         self._nudged = True
@@ -416,6 +420,9 @@ class Watcher:
         actor.read_interval_s = MIN_READ_INTERVAL_S
         if kind == "exited":
             actor.watched = False
+        if kind == "ask_ray" and cause != "descriptors" and not (cause == "closed" and _ray_compat.uses_tls()):
+            # Behind TLS a server closes what does not say hello.
+            actor.suspected_until_s = actor.next_read_s + SUSPECT_S
         wake(actor)
 
     def _look(self) -> float | None:
@@ -495,6 +502,8 @@ class Watcher:
             if not self._request_planned(actor, now_s, UNUSED_READ_INTERVAL_S if unheard else None):
                 actor.next_read_s = now_s
         if actor.watched:
+            if now_s < actor.suspected_until_s:
+                return max(actor.next_read_s, now_s + MIN_READ_INTERVAL_S)
             return _NEVER
         if actor.is_subscribed:
             return now_s + IDLE_TICK_S

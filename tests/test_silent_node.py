@@ -77,6 +77,16 @@ class FarNode:
         self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
     @contextlib.contextmanager
+    def stopped_raylet(self) -> Iterator[None]:
+        """The control store does not hear of what happens on the far node."""
+        (raylet,) = [one for one in psutil.Process(self._processes[1].pid).children(True) if one.name() == "raylet"]
+        raylet.suspend()
+        try:
+            yield
+        finally:
+            raylet.resume()
+
+    @contextlib.contextmanager
     def run(self, command: list[str]) -> Iterator[subprocess.Popen[bytes]]:
         """A process on the far node, ended with the block."""
         inside = ["ip", "netns", "exec", self._namespace, *command]
