@@ -754,21 +754,35 @@ class _Frozen:
     def __init__(self, arguments: Any) -> None:
         self._kept: list[Any] = []
         buffer = io.BytesIO()
-        pickler = ray.cloudpickle.CloudPickler(buffer)
-        pickler.persistent_id = self._persistent_id
-        pickler.dump(arguments)
+        _Freezer(buffer, self._kept).dump(arguments)
         self._bytes = buffer.getvalue()
 
-    def _persistent_id(self, thing: Any) -> int | None:
+    def thaw(self) -> Any:
+        return _Thawer(self._bytes, self._kept).load()
+
+
+# Methods of classes, and not attributes of their objects, which Python 3.13.0 does not take.
+
+
+class _Freezer(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
+    def __init__(self, buffer: io.BytesIO, kept: list[Any]) -> None:
+        super().__init__(buffer)
+        self._kept = kept
+
+    def persistent_id(self, thing: Any) -> int | None:
         if isinstance(thing, (ray.ObjectRef, ray.ObjectRefGenerator, ray.actor.ActorHandle)):
             self._kept.append(thing)
             return len(self._kept) - 1
         return None
 
-    def thaw(self) -> Any:
-        unpickler = pickle.Unpickler(io.BytesIO(self._bytes))
-        unpickler.persistent_load = self._kept.__getitem__  # type: ignore[method-assign]
-        return unpickler.load()
+
+class _Thawer(pickle.Unpickler):
+    def __init__(self, data: bytes, kept: list[Any]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._kept = kept
+
+    def persistent_load(self, number: Any) -> Any:
+        return self._kept[number]
 
 
 def freeze(call: Call) -> None:

@@ -841,6 +841,8 @@ class ReplicaGroup:
                 # There is nobody to ask for a better answer.
                 return call._error
             return _no_replica(call, _WHY[reason])
+        if watcher.is_exiting():
+            return _no_replica(call, _EXITING)
         call._tried.clear()
         call._current = None
         calls.freeze(call)
@@ -1062,6 +1064,8 @@ class ReplicaGroup:
     def _wait_for_member(self, policy: Policy, deadline_ns: int, error: NoReplicaError) -> None:
         """Blocks until a member is up; for `.remote()`."""
         why = submit.why_not_block()
+        if why is None and watcher.is_exiting():
+            why = _EXITING
         if why is not None:
             raise NoReplicaError(why, sent=False) from error
         turn: _Turn = calls.new_call(_Turn, None, (), {})
@@ -1176,6 +1180,8 @@ _WHY = {
     "all_excluded": "Every member that is up was tried.",
 }
 
+_EXITING = "The interpreter ends, and nobody looks at the members any more."
+
 #: Of methods with different options that a member keeps ready.
 MAX_METHODS = 1000
 
@@ -1220,10 +1226,11 @@ def _look_up(members: list[_core.GroupMember]) -> None:
     """
     unknown = [one for one in members if one.actor.state is ActorState.UNKNOWN]
     end_s = time.monotonic() + watcher.FIRST_READ_LIMIT_S
-    if watcher.is_own_thread():
+    running = None if watcher.is_own_thread() or not unknown else watcher.ensure_if_possible()
+    if running is None:
         return
     for one in unknown:
-        watcher.ensure().request_read(one.actor)
+        running.request_read(one.actor)
     for one in unknown:
         if one.actor.state is ActorState.UNKNOWN and time.monotonic() < end_s:
             submit.read_table_once(one.actor)

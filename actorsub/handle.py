@@ -475,7 +475,8 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     registration = watcher.Registration(actor, fn)
     actor.listeners.append(registration)
     watcher.hurry(actor)
-    watcher.ensure().nudge()
+    if not watcher.is_exiting():
+        watcher.ensure().nudge()
     return registration.cancel
 
 

@@ -158,7 +158,10 @@ def learn_cause(actor: _core.Actor) -> None:
 
 
 def wait_for_change(actor: _core.Actor, state: str, deadline_s: float | None) -> bool:
-    """Blocks until the actor's state is another one. False when the deadline passed first."""
+    """Blocks until the actor's state is another one. False when the deadline passed first.
+
+    Raises ActorUnavailableError where the interpreter ends meanwhile.
+    """
     waiter = _Waiter(actor)
     try:
         while actor.state_name == state:
@@ -168,7 +171,12 @@ def wait_for_change(actor: _core.Actor, state: str, deadline_s: float | None) ->
             if actor.session is not _ray_compat.session_token():
                 return True
             # `ensure` each time: shutdown() may have stopped the threads meanwhile.
-            watcher.ensure().nudge()
+            try:
+                watcher.ensure().nudge()
+            except RuntimeError as error:
+                if not watcher.is_exiting():
+                    raise
+                raise errors.refusal(actor, "The interpreter ends, and nobody looks at the actor any more.") from error
             waiter.wait(left_s)
         return True
     finally:

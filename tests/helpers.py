@@ -135,7 +135,7 @@ else:
 """
 # What a C++ abort, a fatal Python error or a lost exception leave on stderr.
 BAD_WORDS = ("Fatal Python error", "terminate called", "Aborted", "Segmentation", "SIGSEGV", "SIGABRT", "Check failed",
-             "Traceback", "core dumped")  # fmt: skip
+             "Traceback", "Exception ignored", "core dumped")  # fmt: skip
 
 
 def run_script(

@@ -592,6 +592,43 @@ class Late:
     def __del__(self): self.handle, repr(actorsub.state(self.handle))
 late = Late()
 """,
+    # What outlives the modules' contents, which are taken away one module after the other: what ends then finds None in
+    # place of every global that it names.
+    "held everywhere": """
+import builtins, contextvars, types
+ray.init(**RAY_ARGS)
+class Here:
+    def echo(self, value): return value
+def make(): return actorsub.remote(num_cpus=0)(Here).remote()
+first = make()
+assert first.echo.call(1).result() == 1
+class Cycle:
+    def __init__(self):
+        self.me, self.handle, self.group = self, make(), actorsub.ReplicaGroup([first])
+        self.cancel = actorsub.on_state_change(self.handle, lambda *change: None)
+    def __del__(self, state=actorsub.state, stats=actorsub.stats):
+        state(self.handle), stats(self.handle), stats(self.group)
+cycle = Cycle()
+class Holder:
+    handle, group = make(), actorsub.ReplicaGroup([first])
+local, variable = threading.local(), contextvars.ContextVar("variable")
+local.handle = make()
+variable.set((make(), actorsub.ReplicaGroup([first])))
+stash = sys.modules["stash"] = types.ModuleType("stash")
+for module in (stash, builtins, sys, os, threading, ray, actorsub, actorsub.group):
+    module.held = (module, make(), actorsub.ReplicaGroup([first]), first.echo.options(timeout_s=1), Cycle())
+ready = threading.Event()
+def hold():
+    handle, local.handle = make(), make()
+    group = actorsub.ReplicaGroup([handle])
+    ray.get(group.echo.remote(1))
+    ready.set()
+    time.sleep(1000)
+threading.Thread(target=hold, daemon=True).start()
+ready.wait()
+kept = [first.echo.remote(1), first.echo.call(1), first.echo.remote(1).future()]
+gc.freeze()
+""",
     "sys.exit in a callback of atexit": """
 import atexit
 ray.init(**RAY_ARGS)
@@ -613,6 +650,38 @@ def test_interpreter_exit(ray_local: None, situation: str, tmp_path: pathlib.Pat
         directory = tmp_path / str(i)
         directory.mkdir()
         run_script(EXITS[situation], str(directory))
+
+
+def test_waiting_after_the_end_of_our_threads(ray_local: None, tmp_path: pathlib.Path) -> None:
+    """In a callback of atexit that was registered before actorsub's: nobody is left who could see the actor return."""
+    output = run_script(
+        """
+import atexit
+ray.init(**RAY_ARGS)
+handle = actorsub.remote(num_cpus=0, max_restarts=-1, on_unavailable="wait")(Worker).remote(sys.argv[1])
+group = actorsub.ReplicaGroup([handle], on_unavailable="wait")
+os.kill(ray.get(handle.pid.remote()), signal.SIGKILL)
+wait_for_state(handle, ActorState.RESTARTING)
+def late():
+    second = actorsub.ReplicaGroup([handle], on_unavailable="wait")
+    for submit in (
+        handle.pid.remote, handle.pid.call, group.pid.remote, group.pid.call, second.pid.remote, second.pid.call
+    ):
+        try:
+            result = submit()
+            result.result(5)
+        except actorsub.ActorUnavailableError as error:
+            assert error.sent is False and "interpreter ends" in str(error), error
+        else:
+            raise AssertionError("answered")
+    os.write(1, b"all six were refused")
+atexit.unregister(actorsub.watcher._at_exit)
+atexit.register(late)
+atexit.register(actorsub.watcher._at_exit)
+""",
+        str(tmp_path),
+    )
+    assert "all six were refused" in output  # Beside it Ray says that the worker died.
 
 
 def test_interpreter_exit_that_also_ends_the_cluster(tmp_path: pathlib.Path) -> None:
