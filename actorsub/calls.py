@@ -764,7 +764,7 @@ class _Frozen:
 # Methods of classes, and not attributes of their objects, which Python 3.13.0 does not take.
 
 
-class _Freezer(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
+class _Freezer(ray.cloudpickle.CloudPickler):
     def __init__(self, buffer: io.BytesIO, kept: list[Any]) -> None:
         super().__init__(buffer)
         self._kept = kept
