@@ -70,7 +70,9 @@ class Actor:
     silence_s: float
     silence_in_flight_s: float | None
     detects: bool
-    watched: bool
+    armed: bool
+    @property
+    def watched(self) -> bool: ...
     late_replies: int
     queues: dict[str, CallQueue]
     call_failures: dict[str, int]

@@ -405,8 +405,8 @@ cdef class Actor:
     cdef public double silence_s
     cdef public object silence_in_flight_s
     cdef public bint detects
-    # True while the sentinel watches the incarnation that is up.
-    cdef public bint watched
+    # The sentinel was given the incarnation that is up to watch.
+    cdef public bint armed
     # Outcomes that arrived after the call had been given up.
     cdef public unsigned long long late_replies
     cdef public unsigned long long failed_early
@@ -450,6 +450,11 @@ cdef class Actor:
     def is_subscribed(self):
         """True once Ray has reported a local state."""
         return self.slot.belief().ray_last != ActorState.kUnknown
+
+    @property
+    def watched(self):
+        """True while the sentinel looks at its process or its connection; False where it was given it and cannot."""
+        return self.armed and looks(self.key)
 
     def takes_calls(self):
         """True when the actor is up, and Ray agrees. False: somebody has to look closer."""
@@ -614,7 +619,7 @@ cdef bint note_change(Actor actor, Change change) except -1:
     if change.before.state == ActorState.kAlive or change.before.state == ActorState.kUnreachable:
         actor.lost_incarnation = change.before.incarnation if change.before.incarnation_known else None
     if change.after.state != ActorState.kAlive and change.after.state != ActorState.kUnreachable:
-        actor.watched = False
+        actor.armed = False
     return True
 
 
@@ -1733,7 +1738,7 @@ def sentinel_runs():
 def watch(
     Actor actor not None, unsigned int incarnation, str ip not None, int port, int pid, uint64_t start, bint http2
 ):
-    """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when something is watched.
+    """Watches one incarnation with the limits of `actor`, in place of an earlier one. True when the sentinel took it.
 
     `pid` and `start`: as `processes.proven_start` has them, or 0 for no process. `port` 0: no connection.
     """
@@ -1750,14 +1755,20 @@ def watch(
     target.silence_ns = _nanoseconds(actor.silence_s)
     target.in_flight_silence_ns = _nanoseconds(actor.silence_in_flight_s)
     cdef WatchResult result = sentinel.Watch(actor.reference[0], target)
-    actor.watched = result == WatchResult.kWatching or result == WatchResult.kUnchanged
-    return actor.watched
+    actor.armed = result == WatchResult.kWatching or result == WatchResult.kUnchanged
+    return actor.armed
 
 
 def unwatch(Actor actor not None):
     if not actor.is_inherited:
         forget_watch(actor.key)
-        actor.watched = False
+        actor.armed = False
+
+
+cdef bint looks(bytes key) except -1:
+    cdef ActorId id
+    memcpy(id.data(), <const char*>key, 16)
+    return sentinel.Looks(id)
 
 
 # Not a `def`: what the module's dict names is None in the weak references that the interpreter's end calls.

@@ -60,6 +60,8 @@ KINDS = {
     "ObjectFreedError": Kind.RESULT,
     "ObjectLostError": Kind.RESULT,
     "ObjectReconstructionFailedError": Kind.RESULT,
+    "ObjectReconstructionFailedLineageEvictedError": Kind.RESULT,  # Up to Ray 2.49.
+    "ObjectReconstructionFailedMaxAttemptsExceededError": Kind.RESULT,  # Up to Ray 2.49.
     "ObjectStoreFullError": Kind.RESULT,
     "OutOfDiskError": Kind.RESULT,
     "OwnerDiedError": Kind.RESULT,

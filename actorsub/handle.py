@@ -232,7 +232,7 @@ def _take_limits(actor: _core.Actor, policy: Policy) -> None:
         return
     begin = not actor.detects
     actor.silence_s, actor.silence_in_flight_s, actor.detects = silence_s, in_flight_s, True
-    if actor.watched:
+    if actor.armed:
         _core.update_limits(actor)
     elif begin and actor.state_name != "unknown":
         # A first read is planned already.
@@ -262,7 +262,7 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received:
         return made
     if actor.unhurried and received:
         running.look_by(actor.next_read_s)
-    elif not actor.watched:
+    elif not actor.armed:
         watcher.hurry(actor)
         running.nudge()
     return made

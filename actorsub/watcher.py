@@ -205,7 +205,7 @@ def read_table(actor: _core.Actor) -> None:
     # Before it is watched. A row that is no longer up says nothing about the process that is watched.
     actor.set_last(row.incarnation if row.state == "alive" and not row.restarts_left else None)
     actor.apply("table", row.state, row.incarnation, version)
-    if row.state == "alive" and actor.detects and not actor.watched and actor.state_name in _UP:
+    if row.state == "alive" and actor.detects and not actor.armed and actor.state_name in _UP:
         # The table's incarnation, not the belief's: the address and the process are those of the row.
         ip, port = row.address
         _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
@@ -419,7 +419,7 @@ class Watcher:
         actor.next_read_s = _core.now_s()
         actor.read_interval_s = MIN_READ_INTERVAL_S
         if kind == "exited":
-            actor.watched = False
+            actor.armed = False
         if kind == "ask_ray" and cause != "descriptors" and not (cause == "closed" and _ray_compat.uses_tls()):
             # Behind TLS a server closes what does not say hello.
             actor.suspected_until_s = actor.next_read_s + SUSPECT_S
@@ -437,7 +437,7 @@ class Watcher:
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
-                if actor.watched:
+                if actor.armed:
                     _core.unwatch(actor)
                 wake(actor)
                 continue
@@ -743,7 +743,7 @@ def _stop() -> bool:
             # Else somebody has started the threads again meanwhile, and this one is theirs.
             _core.stop_sentinel()
         for actor in _core.live_actors():
-            actor.watched = False
+            actor.armed = False
             # So that the next start reads the table and watches anew.
             actor.next_read_s = _core.now_s()
     if newer is not None:

@@ -17,6 +17,7 @@
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -62,6 +63,11 @@ constexpr std::int64_t kReadBurstNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMaxFloodPauseNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMinRetryDelayNs = 100 * kNsPerMs;  // After running out of descriptors.
 constexpr std::int64_t kMaxRetryDelayNs = 5 * kNsPerSecond;
+// What is left of RLIMIT_NOFILE to the application and to Ray: one descriptor in so many, within these bounds.
+constexpr std::uint64_t kReserveShare = 4;
+constexpr std::int64_t kMinReserve = 16;
+constexpr std::int64_t kMaxReserve = 1024;
+constexpr std::int64_t kReserveLookNs = 1 * kNsPerSecond;
 constexpr std::int64_t kMinKernelTimeoutNs = 2 * kNsPerSecond;  // Keepalive counts in whole seconds.
 
 // How much later than planned the thread may run before everybody is granted that time.
@@ -213,6 +219,20 @@ void ListThreads(std::int32_t pid, std::int32_t above, std::vector<std::int32_t>
   std::sort(ids->begin(), ids->end());
 }
 
+// How many descriptors are open in this process; -1: closed to us. Linux 6.2 and newer tell it as a size.
+std::int64_t CountDescriptors() {
+  constexpr char kPath[] = "/proc/self/fd";
+  struct stat about{};
+  if (stat(kPath, &about) == 0 && about.st_size > 0) return about.st_size;
+  DIR* directory = opendir(kPath);
+  // None is left for looking, or /proc is not there.
+  if (directory == nullptr) return errno == EMFILE || errno == ENFILE ? INT64_MAX : -1;
+  std::int64_t count = -1;  // The one of the directory itself.
+  while (const dirent* entry = readdir(directory)) count += entry->d_name[0] != '.' ? 1 : 0;
+  closedir(directory);
+  return count;
+}
+
 // Errors that say something about this process or host and nothing about the peer.
 bool IsLocalError(int error) {
   switch (error) {
@@ -297,6 +317,8 @@ struct Watched {
   bool beat_pending = false;  // The acknowledgement of our last SETTINGS on this connection has not been read.
   bool eager = false;         // Whatever comes on this connection wakes the thread (Core::Listen).
   bool blind_told = false;
+  bool blind = false;        // There was no descriptor, or no permission, for the last dial.
+  bool looks = false;        // As the entry has it.
   bool refused = false;      // The last dial was (Core::SetRefused).
   bool doubted = false;      // A doubt began here that has not ended yet.
   std::uint8_t attempt = 0;  // Redials without a settled connection in between.
@@ -383,6 +405,7 @@ class Sentinel::Core {
   WatchResult Watch(SlotRef slot, const WatchTarget& target) ACTORSUB_EXCLUDES(mutex_);
   bool Unwatch(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
   bool UpdateLimits(const ActorId& id, const Limits& limits) ACTORSUB_EXCLUDES(mutex_);
+  bool Looks(const ActorId& id) const ACTORSUB_EXCLUDES(mutex_);
   bool AddTimer(std::uint64_t id, std::int64_t deadline_ns) ACTORSUB_EXCLUDES(mutex_);
   bool CancelTimer(std::uint64_t id) ACTORSUB_EXCLUDES(mutex_);
   int event_fd() const { return event_fd_.load(std::memory_order_acquire); }
@@ -404,6 +427,7 @@ class Sentinel::Core {
     SlotRef slot;               // For the thread to take; empty once it has.
     bool thread_knows = false;  // The thread may have a watch for this id, this one or an earlier.
     bool ended = false;
+    bool looks = false;  // The thread has its process or its connection open, or dials again by and by.
     std::array<EventList::iterator, kActorEventKindCount> queued{};
     std::array<bool, kActorEventKindCount> has_queued{};
   };
@@ -459,6 +483,7 @@ class Sentinel::Core {
   void CloseAll();
 
   void OpenProcess(Watched* watch);
+  void WantProcess(Watched* watch, int error);
   void OpenThreads(Watched* watch);
   bool OpenThread(Watched* watch, WatchedThread* thread, std::int32_t id);
   void OnThreadEnded(Watched* watch, WatchedThread* thread);
@@ -493,7 +518,13 @@ class Sentinel::Core {
   void SetQuestion(Watched* watch, std::int64_t fair_ns);
   void SetRefused(Watched* watch, bool refused);
   void Arm(Watched* watch);
-  bool MayOpenDescriptor() const;
+  void TellLooks(Watched* watch) ACTORSUB_EXCLUDES(mutex_);
+  void CountFree();
+  bool MayOpenDescriptor();
+  void KeepReserve();
+  void GiveBackThreads(Watched* watch);
+  void GiveBackProcess(Watched* watch);
+  void GiveBackConnection(Watched* watch);
   int Register(int fd, std::uint32_t events, std::uint32_t index, std::uint64_t* token);
   void Unregister(int fd) const;
   std::int64_t NextBeatNs(Watched* watch, std::int64_t now_ns, bool first) const;
@@ -544,7 +575,13 @@ class Sentinel::Core {
   std::uint32_t descriptors_ = 0;
   std::uint32_t thread_descriptors_ = 0;  // Those of them that are for threads.
   bool threads_tell_ = true;              // False: this kernel does not say how a thread ended.
-  std::int64_t turn_ns_ = 0;              // When this turn began.
+  // How many descriptors this process can still open, as of the turn when it was counted last, less those that this
+  // thread has opened since; and how many of these are not for us.
+  std::int64_t free_ = 0;
+  std::int64_t reserve_ = 0;
+  bool free_is_known_ = false;  // In this turn.
+  std::int64_t next_reserve_look_ns_ = 0;
+  std::int64_t turn_ns_ = 0;  // When this turn began.
   // What the points in time for heartbeats count from; its own, so that the processes of a host do not beat in step.
   std::int64_t beat_origin_ns_ = 0;
   std::int64_t granted_ns_ = 0;
@@ -587,10 +624,66 @@ void Sentinel::Core::CloseInheritedDescriptors() {
   }
 }
 
-bool Sentinel::Core::MayOpenDescriptor() const {
-  if (descriptors_ < options_.max_descriptors) return true;
+void Sentinel::Core::CountFree() {
+  free_is_known_ = true;
+  rlimit limit{};
+  const std::int64_t used = CountDescriptors();
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || used < 0) {
+    free_ = kNeverNs;  // Not known: the kernel says when it is over.
+    reserve_ = 0;
+    return;
+  }
+  const auto most = static_cast<std::int64_t>(std::min<rlim_t>(limit.rlim_cur, INT32_MAX));
+  free_ = std::max<std::int64_t>(most - used, 0);
+  reserve_ = std::clamp(most / static_cast<std::int64_t>(kReserveShare), kMinReserve, kMaxReserve);
+}
+
+// One more, of which the caller makes use. Else false, and EMFILE.
+bool Sentinel::Core::MayOpenDescriptor() {
+  if (!free_is_known_) CountFree();
+  if (descriptors_ < options_.max_descriptors && free_ > reserve_) {
+    --free_;
+    return true;
+  }
   errno = EMFILE;
   return false;
+}
+
+// Gives watches back where the application has taken half of what is kept for it, until that much is free again. The
+// half in between keeps a watch from being opened and closed in turn. What goes first is missed least: threads tell an
+// end sooner, processes prove it, and a connection alone still shows it.
+void Sentinel::Core::KeepReserve() {
+  if (descriptors_ == 0 || turn_ns_ < next_reserve_look_ns_) return;
+  next_reserve_look_ns_ = turn_ns_ + kReserveLookNs;
+  CountFree();
+  if (free_ >= reserve_ / 2) return;
+  for (void (Core::*give_back)(Watched*) :
+       {&Core::GiveBackThreads, &Core::GiveBackProcess, &Core::GiveBackConnection}) {
+    for (std::size_t i = watches_.size(); i-- > 0 && free_ < reserve_;) {
+      Watched* watch = watches_[i].get();
+      if (watch == nullptr) continue;
+      const std::uint32_t before = descriptors_;
+      (this->*give_back)(watch);
+      free_ += before - descriptors_;
+      Arm(watch);
+    }
+  }
+}
+
+void Sentinel::Core::GiveBackThreads(Watched* watch) {
+  for (WatchedThread& thread : watch->threads) CloseThread(&thread);
+}
+
+void Sentinel::Core::GiveBackProcess(Watched* watch) {
+  if (watch->pid_fd < 0) return;
+  CloseProcess(watch);
+  WantProcess(watch, EMFILE);
+}
+
+void Sentinel::Core::GiveBackConnection(Watched* watch) {
+  if (watch->socket < 0) return;
+  CloseSocket(watch);
+  GoBlind(watch, EMFILE);
 }
 
 // 0 or errno. Tokens carry a serial, so an event that was fetched before a descriptor went away meets nobody.
@@ -826,6 +919,12 @@ bool Sentinel::Core::UpdateLimits(const ActorId& id, const Limits& limits) {
   return true;
 }
 
+bool Sentinel::Core::Looks(const ActorId& id) const {
+  MutexLock lock(mutex_);
+  const auto at = entries_.find(id);
+  return at != entries_.end() && at->second.looks;
+}
+
 bool Sentinel::Core::TimerIsCurrent(const TimerEntry& entry, bool fired) const {
   const auto at = timers_.find(entry.id);
   return at != timers_.end() && at->second.serial == entry.serial && at->second.fired == fired;
@@ -979,6 +1078,7 @@ void Sentinel::Core::Loop() {
     // Sockets before deadlines: an answer that is here counts, however late we are.
     for (int i = 0; i < count; ++i) HandleReady(ready[static_cast<std::size_t>(i)]);
     RunDue();
+    KeepReserve();
     FireTimers();
     over_.clear();
   }
@@ -991,6 +1091,7 @@ int Sentinel::Core::Sleep(std::array<epoll_event, 128>* ready) {
   if (turn_ns_ != 0 && begin_ns - turn_ns_ > kLatenessToleranceNs) late_ns = begin_ns - turn_ns_;
   std::int64_t until_ns = due_.empty() ? kNeverNs : due_.front().due_ns;
   if (open_questions_ > 0) until_ns = std::min(until_ns, begin_ns + kMaxSleepWithQuestionsNs);
+  if (descriptors_ > 0) until_ns = std::min(until_ns, std::max(next_reserve_look_ns_, begin_ns));
   {
     MutexLock lock(mutex_);
     if (!timer_heap_.empty()) until_ns = std::min(until_ns, timer_heap_.front().deadline_ns);
@@ -1006,6 +1107,7 @@ int Sentinel::Core::Sleep(std::array<epoll_event, 128>* ready) {
   }
   const int count = epoll_wait(epoll_fd_, ready->data(), static_cast<int>(ready->size()), timeout_ms);
   turn_ns_ = clock_.NowNs();
+  free_is_known_ = false;
   if (timeout_ms >= 0) {
     const std::int64_t oversleep_ns = turn_ns_ - (begin_ns + timeout_ms * kNsPerMs);
     if (oversleep_ns > kLatenessToleranceNs) late_ns += oversleep_ns;
@@ -1192,10 +1294,20 @@ void Sentinel::Core::SetRefused(Watched* watch, bool refused) {
   watch->refused = refused;
 }
 
+void Sentinel::Core::TellLooks(Watched* watch) {
+  const bool looks = watch->pid_fd >= 0 || (watch->plan.connect && !watch->blind);
+  if (looks == watch->looks) return;
+  watch->looks = looks;
+  MutexLock lock(mutex_);
+  const auto at = entries_.find(watch->id);
+  if (at != entries_.end() && at->second.generation == watch->generation) at->second.looks = looks;
+}
+
 // Makes sure that RunDue comes back when this watch next has something to do. An earlier entry is left in the heap; it
 // finds nothing to do and arms anew.
 void Sentinel::Core::Arm(Watched* watch) {
   if (watch->over) return;
+  TellLooks(watch);
   std::int64_t due_ns = watch->pid_fd_wanted ? watch->pid_retry_ns : kNeverNs;
   for (const WatchedThread& thread : watch->threads) due_ns = std::min(due_ns, thread.look_ns);
   if (watch->plan.connect) {
@@ -1375,9 +1487,13 @@ void Sentinel::Core::OpenProcess(Watched* watch) {
     Exit(watch, SentinelCause::kProcessGone, ESRCH);
     return;
   }
+  WantProcess(watch, error);
+}
+
+// It could not be opened, or had to be given back. Where that was not for want of descriptors (not permitted, an old
+// kernel, a thread, or a process that we cannot tell from another) the connection is all there is.
+void Sentinel::Core::WantProcess(Watched* watch, int error) {
   const bool exhausted = error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOSPC;
-  // Not permitted, an old kernel, a thread, or a process that we cannot tell from another: the connection is all there
-  // is.
   if ((exhausted && watch->pid_attempt == 0) || !watch->plan.connect) Ask(watch, SentinelCause::kDescriptors, error);
   if (!exhausted) return;
   Add(&count_fd_exhausted_);
@@ -1407,7 +1523,7 @@ void Sentinel::Core::OpenThreads(Watched* watch) {
 bool Sentinel::Core::OpenThread(Watched* watch, WatchedThread* thread, std::int32_t id) {
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || thread_descriptors_ >= limit.rlim_cur / kThreadShare ||
-      descriptors_ >= options_.max_descriptors / 2) {
+      descriptors_ >= options_.max_descriptors / 2 || !MayOpenDescriptor()) {
     return false;
   }
   int fd = static_cast<int>(syscall(SYS_pidfd_open, id, kPidfdThread));
@@ -1478,6 +1594,7 @@ void Sentinel::Core::Dial(Watched* watch) {
     GoBlind(watch, errno);
     return;
   }
+  watch->blind = false;
   Remember(fd);
   SetOption(fd, IPPROTO_TCP, TCP_NODELAY, 1);
   // What is left under TLS, and what ends a connection whose packets are lost so that a new one is tried. 50 ms less,
@@ -1578,6 +1695,7 @@ void Sentinel::Core::OnRefused(Watched* watch, int error) {
 
 // We cannot ask, which says nothing about the peer.
 void Sentinel::Core::GoBlind(Watched* watch, int error) {
+  watch->blind = true;
   if (error == EMFILE || error == ENFILE) Add(&count_fd_exhausted_);
   if (!watch->silent) SetQuestion(watch, kNoQuestion);
   const int attempt = std::min<int>(watch->attempt, 6);
@@ -1823,7 +1941,10 @@ void Sentinel::Core::Queue(Watched* watch, SentinelEventKind kind, SentinelCause
     }
     entry.queued[index] = events_.insert(events_.end(), event);
     entry.has_queued[index] = true;
-    if (kind == SentinelEventKind::kExited) entry.ended = true;
+    if (kind == SentinelEventKind::kExited) {
+      entry.ended = true;
+      entry.looks = false;
+    }
   }
   SignalEvents();
 }
@@ -1878,6 +1999,8 @@ bool Sentinel::Unwatch(const ActorId& id) { return !core_->foreign() && core_->U
 bool Sentinel::UpdateLimits(const ActorId& id, std::int64_t silence_ns, std::int64_t in_flight_silence_ns) {
   return !core_->foreign() && core_->UpdateLimits(id, MakeLimits(silence_ns, in_flight_silence_ns));
 }
+
+bool Sentinel::Looks(const ActorId& id) const { return !core_->foreign() && core_->Looks(id); }
 
 bool Sentinel::AddTimer(std::uint64_t id, std::int64_t deadline_ns) {
   return !core_->foreign() && core_->AddTimer(id, deadline_ns);

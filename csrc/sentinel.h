@@ -32,6 +32,9 @@
 //     connection is dropped, Ray is asked (kFlood), and it is dialed again after a second, or a fourth of `silence_ns`.
 //  9. Descriptors are close-on-exec. Pidfds and sockets are opened and closed by this thread only; the two descriptors
 //     that wake somebody live until the destructor, so that nobody can write to, or block on, a number used anew.
+// 10. A fourth of RLIMIT_NOFILE (at least 16, at most 1,024) is not ours. A watch takes none of it, and once a second,
+//     where the application has used half of it, watches are given back until it is whole again: threads, then
+//     processes, then connections. Processes and connections are tried again. Three descriptors are ours at any rate.
 //
 // Not promised
 //  - A frozen process behind TLS is not seen: its kernel goes on accepting connections. Only hosts and processes that
@@ -155,7 +158,7 @@ class Sentinel {
  public:
   struct Options {
     const Clock* clock = &Clock::Monotonic();  // Outlives the sentinel.
-    // Of pidfds and sockets together; one more is treated like EMFILE, so that the application keeps the rest.
+    // Of pidfds and sockets together; one more is treated like EMFILE. See invariant 10, too.
     std::uint32_t max_descriptors = 16'384;
     std::uint32_t max_timers = 1'000'000;  // Armed, or due and not drained.
   };
@@ -185,6 +188,9 @@ class Sentinel {
   WatchResult Watch(SlotRef slot, const WatchTarget& target);
   // False: was not watched. Drops its undrained events. The slot's word stays as it is.
   bool Unwatch(const ActorId& id);
+  // True while something is looked at: the process is open, or the connection is, or is dialed again by and by. False
+  // also where there is no descriptor for it, and before the thread has begun.
+  bool Looks(const ActorId& id) const;
   // False: is not watched. A shorter limit counts from the same question, so it may have passed already.
   bool UpdateLimits(const ActorId& id, std::int64_t silence_ns, std::int64_t in_flight_silence_ns);
 

@@ -5,6 +5,7 @@ Other pid namespaces need root and util-linux; without them those tests are skip
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import signal
@@ -297,3 +298,76 @@ def test_a_node_at_the_same_address_is_another_node(tmp_path: pathlib.Path) -> N
     finally:
         ray.shutdown()
         cluster.shutdown()
+
+
+# Prints one line of JSON for each number of descriptors to spare.
+NEAR_THE_LIMIT = """
+import json, os, resource, sys, time
+import ray
+import actorsub
+
+def until(condition):
+    limit = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.01)
+
+def openable():
+    files = []
+    try:
+        while len(files) < 1000:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        pass
+    for file in files:
+        os.close(file)
+    return len(files)
+
+class Worker:
+    def work(self):
+        return 1
+
+ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+plain = [ray.remote(Worker).options(num_cpus=0).remote() for _ in range(20)]
+assert ray.get([one.work.remote() for one in plain], timeout=60) == [1] * 20
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for wanted in (4, 12, 60):
+    actorsub.shutdown()
+    # Ray itself opens some and closes them again while it settles.
+    limit = len(os.listdir("/proc/self/fd")) + wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    spare = openable()
+    handles = [actorsub.wrap(one) for one in plain]
+    until(lambda: all(actorsub.state(one) is actorsub.ActorState.ALIVE for one in handles))
+    until(lambda: all(actorsub.stats(one)["sentinel"]["watches"] >= 20 for one in handles))
+    time.sleep(0.5)  # For what must not happen: that one more is taken.
+    said = sum(actorsub.stats(one)["watched"] for one in handles)
+    sentinel = actorsub.stats(handles[0])["sentinel"]
+    told = {"spare": spare, "left": openable(), "limit": limit, "said": said,
+            "watched": sentinel["process_watches"] + sentinel["sockets"],
+            "plain": ray.get([one.work.remote() for one in plain], timeout=60) == [1] * 20,
+            "wrapped": ray.get([one.work.remote() for one in handles], timeout=60) == [1] * 20,
+            "call": handles[0].work.call().result(timeout=60)}
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    until(lambda: all(actorsub.stats(one)["watched"] for one in handles))
+    told["call"] += handles[1].work.call().result(timeout=60)
+    print(json.dumps(told), flush=True)
+    del handles
+ray.shutdown()
+"""
+
+
+def test_descriptors_are_left_to_the_application(tmp_path: pathlib.Path) -> None:
+    script = tmp_path / "near_the_limit.py"
+    script.write_text(NEAR_THE_LIMIT)
+    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
+    assert ran.returncode == 0, ran.stderr
+    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    assert len(told) == 3
+    for one in told:
+        # Three are the sentinel's own; of the others it takes what is above the reserve.
+        assert one["left"] >= min(one["spare"] - 3, max(16, one["limit"] // 4)), one
+        assert one["said"] <= one["watched"], one
+        assert (one["plain"], one["wrapped"], one["call"]) == (True, True, 2), one
+    assert told[0]["said"] == told[1]["said"] == 0
+    assert told[2]["said"] > 0

@@ -85,6 +85,7 @@ cdef extern from "sentinel.h" namespace "actorsub" nogil:
         WatchResult Watch(SlotRef slot, const WatchTarget& target) except +
         cbool Unwatch(const ActorId& id) except +
         cbool UpdateLimits(const ActorId& id, int64_t silence_ns, int64_t in_flight_silence_ns) except +
+        cbool Looks(const ActorId& id) except +
         cbool AddTimer(uint64_t id, int64_t deadline_ns) except +
         cbool CancelTimer(uint64_t id) noexcept
         cbool WaitForEvents(int64_t timeout_ns) noexcept

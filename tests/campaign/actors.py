@@ -13,12 +13,18 @@ import ray
 
 from campaign import book
 
+ANOTHER = "of another actor"
+
 
 def _certified_error() -> Exception:
     """As a method may come by one that calls another actor: what it says is about that other call."""
     import actorsub
 
-    return actorsub.ActorUnavailableError("of another actor", sent=False, state=actorsub.ActorState.RESTARTING)
+    return actorsub.ActorUnavailableError(ANOTHER, sent=False, state=actorsub.ActorState.RESTARTING)
+
+
+def is_of_another_call(error: BaseException) -> bool:
+    return ANOTHER in str(error)
 
 
 def _raise(how: str) -> NoReturn:

@@ -23,7 +23,7 @@ from typing import Any
 import ray
 
 import actorsub
-from campaign import book
+from campaign import actors, book
 
 #: A caller waits for that many calls at most at one time.
 MAX_PENDING = 12
@@ -35,6 +35,9 @@ WAYS = (
     "remote ref", "remote raise", "remote wait", "remote default", "call", "group unsent", "group always",
     "group never", "stream", "async actor", "threaded actor",
 )  # fmt: skip
+
+#: Stands for the answer of a method that returns an error object, which each way of waiting hands out differently.
+AN_ERROR = "an error as a value"
 
 
 class InjectedError(Exception):
@@ -162,21 +165,24 @@ class Pending:
         self.given = self.future = None
 
     def end_with_value(self, value: Any) -> None:
-        if self.expected == "an error as a value" or value == self.expected:
+        if self.expected == AN_ERROR or value == self.expected:
             self.end("value")
         else:
             self.told.detail = f"{value!r} and not {self.expected!r}"[:200]
             self.end("wrong value")
 
-    def end_with_error(self, error: BaseException) -> None:
-        if is_injected(error):
+    def end_with_error(self, error: BaseException, *, by_ray: bool = False) -> None:
+        """`by_ray`: Ray's own code raised it, which also raises an error object that the method returned, as it is."""
+        if by_ray and self.expected == AN_ERROR and actors.is_of_another_call(error):
+            self.end("value")
+        elif is_injected(error):
             self.end("callback", error)
         elif isinstance(error, (concurrent.futures.CancelledError, asyncio.CancelledError)):
             self.end("taken back", error)
+        elif isinstance(getattr(error, "cause", error), ray.exceptions.TaskCancelledError):
+            self.end("cancelled", error)
         elif isinstance(error, ray.exceptions.RayTaskError):
             self.end("application" if self.may_fail else "surprise", error)
-        elif isinstance(error, ray.exceptions.TaskCancelledError):
-            self.end("cancelled", error)
         elif isinstance(error, actorsub.DeadlineExceededError):
             self.end("deadline", error)
         elif isinstance(error, actorsub.QueueFullError):
@@ -333,7 +339,7 @@ class Caller:
             return method, (call_id, self.rng.choice(["value", "certified", "stop"]))
         if name == "give_error":
             pending.may_fail = True
-            pending.expected = "an error as a value"
+            pending.expected = AN_ERROR
             return method, (call_id, self.rng.choice(["certified", "nested"]))
         nap_s, payload = self._nap_s(), self._payload()
         more, arrives, pending.may_fail = self._more()
@@ -422,7 +428,8 @@ class Caller:
             return
         except (ray.exceptions.RayError, RuntimeError) as error:
             if type(error) is not ray.exceptions.GetTimeoutError:
-                pending.end_with_error(_of_ray(error))
+                by_ray = style == "ray" or type(ref) is ray.ObjectRef
+                pending.end_with_error(_of_ray(error), by_ray=by_ray)
             return
         pending.end_with_value(value)
 
@@ -553,7 +560,7 @@ class LoopCaller(Caller):
         try:
             value = await asyncio.wait_for(pending.given, limit_s)
         except ray.exceptions.RayError as error:
-            pending.end_with_error(error)
+            pending.end_with_error(error, by_ray=type(pending.given) is ray.ObjectRef)
         except asyncio.TimeoutError:
             await asyncio.sleep(0.01)
         except RuntimeError as error:

@@ -1826,6 +1826,78 @@ TEST_CASE("a limit of our own leaves descriptors to the application") {
   setup.UntilBeats(2);
 }
 
+namespace {
+
+std::int64_t OpenDescriptors() {
+  std::int64_t count = -1;  // That of the directory.
+  DIR* directory = opendir("/proc/self/fd");
+  REQUIRE(directory != nullptr);
+  while (const dirent* entry = readdir(directory)) count += entry->d_name[0] != '.' ? 1 : 0;
+  closedir(directory);
+  return count;
+}
+
+}  // namespace
+
+TEST_CASE("a share of RLIMIT_NOFILE is the application's: none of it is taken, and it is given back") {
+  Peer peer;
+  Setup setup;
+  constexpr std::int64_t kSpare = 90;
+  constexpr std::uint32_t kWatches = 60;
+  rlimit before{};
+  REQUIRE(getrlimit(RLIMIT_NOFILE, &before) == 0);
+  rlimit low = before;
+  low.rlim_cur = static_cast<rlim_t>(OpenDescriptors() + kSpare);
+  const auto reserve = std::max<std::int64_t>(16, static_cast<std::int64_t>(low.rlim_cur) / 4);
+  REQUIRE(reserve < kSpare);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &low) == 0);
+  const auto spare = [&] { return static_cast<std::int64_t>(low.rlim_cur) - OpenDescriptors(); };
+  std::vector<SlotRef> slots;
+  for (std::uint32_t i = 0; i < kWatches; ++i) {
+    slots.push_back(setup.AliveSlot(i));
+    WatchTarget target = TargetOf(peer, 5000);
+    target.pid = peer.pid();
+    setup.sentinel.Watch(slots.back(), target);
+  }
+  const auto looks = [&] {
+    std::uint64_t count = 0;
+    for (const SlotRef& slot : slots) count += setup.sentinel.Looks(slot->id()) ? 1 : 0;
+    return count;
+  };
+  setup.Until([&] { return setup.sentinel.counters().watches == kWatches; }, "all are taken");
+  setup.Until([&] { return spare() == reserve; }, "all that is free has been taken");
+  SentinelCounters counters = setup.sentinel.counters();
+  CHECK(counters.process_watches + counters.thread_watches + counters.sockets ==
+        static_cast<std::uint64_t>(kSpare - reserve));
+  CHECK(looks() <= counters.process_watches + counters.sockets);
+  CHECK(setup.Expect(SentinelEventKind::kAskRay).cause == SentinelCause::kDescriptors);
+
+  // The application comes near the limit.
+  std::vector<int> files;
+  while (spare() > reserve / 4) files.push_back(dup(0));
+  setup.Until([&] { return spare() >= reserve; }, "it has been given back");
+  counters = setup.sentinel.counters();
+  CHECK((counters.thread_watches == 0 || counters.process_watches + counters.sockets == 2 * kWatches));
+  CHECK(looks() <= counters.process_watches + counters.sockets);
+
+  // And takes what is given back, too; but for a few, without which a sanitizer cannot look at memory.
+  const auto take = [&] {
+    while (spare() > 4) files.push_back(dup(0));
+    return setup.sentinel.counters().sockets == 0;
+  };
+  setup.Until(take, "everything has been given back");
+  CHECK(looks() == 0);
+  for (const SlotRef& slot : slots) CHECK(slot->state() == ActorState::kAlive);
+
+  for (const int fd : files) close(fd);
+  REQUIRE(setrlimit(RLIMIT_NOFILE, &before) == 0);
+  setup.Until([&] { return setup.sentinel.counters().sockets == kWatches && looks() == kWatches; }, "all are back");
+  setup.Until([&] { return setup.sentinel.counters().process_watches == kWatches; }, "the processes, too");
+  peer.KillOnly();
+  setup.Until([&] { return setup.sentinel.counters().watches == 0; }, "all ended");
+  CHECK(looks() == 0);
+}
+
 // ------------------------------------------------------------------------------------------------ life cycle
 
 TEST_CASE("start, stop, start; stop with watches and timers; references are given back") {
