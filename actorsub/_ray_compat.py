@@ -23,6 +23,8 @@ import ray
 import ray.actor
 import ray.exceptions
 
+from actorsub.fence import fenced
+
 logger = logging.getLogger("actorsub")
 
 _missing: dict[str, str] = {}
@@ -334,8 +336,9 @@ def _hook_disconnect() -> bool | None:
 
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:
+        # Fenced: Ray's own disconnect, and the end of its core, must not be left out for a failure of ours.
         for function in before_disconnect:
-            function()
+            fenced("what is done before Ray disconnects", function)
         with _core_lock:
             result = original(*args, **kwargs)
         if ends_core and is_ending() and global_worker.mode == worker.SCRIPT_MODE:
@@ -344,7 +347,7 @@ def _hook_disconnect() -> bool | None:
             # and on a busy machine their turn on a processor.
             time.sleep(LEAVE_CORE_S)
         for function in after_disconnect:
-            function()
+            fenced("what is done after Ray disconnected", function)
         return result
 
     worker.disconnect = disconnect

@@ -712,12 +712,13 @@ def _end_all() -> None:
             break
         hub.is_over = True
         for party in hub.take_parties():
-            _end_unheard(party)
+            fenced("ending a wait", _end_unheard, party)
     while _told_ready:
         try:
-            _end_unheard(_told_ready.popitem()[0])
+            party = _told_ready.popitem()[0]
         except KeyError:
             return
+        fenced("ending a wait", _end_unheard, party)
 
 
 def _end_unheard(party: Outcome) -> None:

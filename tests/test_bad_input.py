@@ -103,6 +103,8 @@ for name in functions:
         except Exception:
             pass
 print(len(functions), "functions")
+# And the exit is as any other.
+sys.unraisablehook = sys.__unraisablehook__
 """
 
 

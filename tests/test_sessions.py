@@ -51,6 +51,26 @@ RAISING = actorsub.remote(num_cpus=0, max_restarts=-1, on_unavailable="raise")(W
 """
 
 SESSIONS = {
+    "what fails of ours leaves nothing of Ray's end out": """
+import logging
+logging.getLogger("actorsub").setLevel(logging.CRITICAL + 1)
+ray.init(**RAY_ARGS)
+handle = RAISING.remote(fresh("a"))
+get(handle.pid.remote())
+told = []
+def fail():
+    told.append(ray.is_initialized())
+    raise SystemExit("by the test")
+actorsub._ray_compat.before_disconnect.insert(0, fail)
+actorsub._ray_compat.after_disconnect.insert(0, fail)
+threads = len(os.listdir("/proc/self/task"))
+ray.shutdown()
+assert told == [True, False], told
+assert not ray.is_initialized() and not hasattr(ray._private.worker.global_worker, "core_worker")
+assert actorsub.state(handle) is ActorState.UNKNOWN
+# Its threads have ended, too.
+assert len(os.listdir("/proc/self/task")) <= threads - 8
+""",
     "a second session starts clean": """
 ray.init(**RAY_ARGS)
 first = RAISING.remote(fresh("a"))
