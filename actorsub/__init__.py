@@ -37,9 +37,9 @@ from actorsub.errors import (
 )
 from actorsub.group import ReplicaGroup
 from actorsub.handle import ActorHandle, get_actor, on_state_change, policy, remote, stats, wrap
+from actorsub.lifecycle import shutdown
 from actorsub.policy import Policy
 from actorsub.refs import get, wait
-from actorsub.watcher import shutdown
 
 __all__ = [
     "ActorDiedError",

@@ -1833,6 +1833,3 @@ def drain_events():
 def sentinel_counters():
     cdef SentinelCounters counters = sentinel.counters()
     return counters
-
-
-os.register_at_fork(after_in_child=after_fork_in_child)

@@ -23,8 +23,6 @@ import ray
 import ray.actor
 import ray.exceptions
 
-from actorsub.fence import fenced
-
 logger = logging.getLogger("actorsub")
 
 _missing: dict[str, str] = {}
@@ -288,9 +286,20 @@ _core_lock = threading.RLock()
 #: How long the threads that are counting a ref are given to leave Ray's core before it ends.
 LEAVE_CORE_S = 0.01
 
-#: Functions to call before a connection ends, and when it has ended.
-before_disconnect: list[Callable[[], object]] = []
-after_disconnect: list[Callable[[], object]] = []
+
+def _nothing() -> None:
+    pass
+
+
+_before_disconnect: Callable[[], object] = _nothing
+_after_disconnect: Callable[[], object] = _nothing
+
+
+def bind_disconnect(before: Callable[[], object], after: Callable[[], object]) -> None:
+    """Hands in what is called before a connection ends, and when it has ended. Neither raises: Ray's own disconnect,
+    and the end of its core, must not be left out for a failure of ours."""
+    global _before_disconnect, _after_disconnect
+    _before_disconnect, _after_disconnect = before, after
 
 
 class _EndingCore:
@@ -336,9 +345,7 @@ def _hook_disconnect() -> bool | None:
 
     @functools.wraps(original)
     def disconnect(*args: Any, **kwargs: Any) -> Any:
-        # Fenced: Ray's own disconnect, and the end of its core, must not be left out for a failure of ours.
-        for function in before_disconnect:
-            fenced("what is done before Ray disconnects", function)
+        _before_disconnect()
         with _core_lock:
             result = original(*args, **kwargs)
         if ends_core and is_ending() and global_worker.mode == worker.SCRIPT_MODE:
@@ -346,8 +353,7 @@ def _hook_disconnect() -> bool | None:
             # Nothing tells when the last thread has left the core that had entered it before. They take a microsecond,
             # and on a busy machine their turn on a processor.
             time.sleep(LEAVE_CORE_S)
-        for function in after_disconnect:
-            fenced("what is done after Ray disconnected", function)
+        _after_disconnect()
         return result
 
     worker.disconnect = disconnect
@@ -374,7 +380,7 @@ def core_in_use(session: Any) -> Iterator[bool]:
 _inherited_session: Any = None
 
 
-def _after_fork_in_child() -> None:
+def after_fork_in_child() -> None:
     global _inherited_session, _core_lock
     _inherited_session = session_token()
     # One of the parent's threads may have held it.
@@ -384,9 +390,6 @@ def _after_fork_in_child() -> None:
 def is_inherited_session() -> bool:
     """True in a forked child that still has its parent's connection to Ray."""
     return _inherited_session is not None and session_token() is _inherited_session
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,10 +20,9 @@ import io
 import logging
 import math
 import pickle
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray
@@ -114,7 +113,7 @@ def _warn_of_retries(actor: _core.Actor) -> None:
         )
 
 
-class _Condition(type(threading.RLock())):  # type: ignore[misc]
+class Condition(type(threading.RLock())):  # type: ignore[misc]
     """What a Future needs of a threading.Condition, at a tenth of its size: nobody waits on it, see `Call._block`.
 
     Made only for calls that `concurrent.futures.wait` or `as_completed` look at, which hold it for a moment.
@@ -971,9 +970,6 @@ def fail_lost(actor: _core.Actor) -> None:
 # By number: queues that are no actor's, the lines of groups. Weak.
 _lines: dict[int, weakref.ref[_core.CallQueue]] = {}
 
-#: Called by `shutdown()`, once the threads have stopped.
-after_stop: list[Callable[[], object]] = []
-
 
 def add_line(queue: _core.CallQueue) -> None:
     """Has the deadlines of a queue kept that is no actor's, for as long as it lives."""
@@ -999,18 +995,18 @@ def takes_back() -> bool:
     return getattr(_thread, "takes_back", False)
 
 
-def take_back_waiting() -> None:
-    """`shutdown()` stops the threads that would release, refuse or expire them."""
+@contextlib.contextmanager
+def taking_back() -> Iterator[None]:
+    """`takes_back` is true on this thread while the block runs."""
     _thread.takes_back = True
     try:
-        _take_back_all()
+        yield
     finally:
         _thread.takes_back = False
 
 
-def _take_back_all() -> None:
-    for function in after_stop:
-        function()
+def take_back_waiting() -> None:
+    """`shutdown()` has stopped the threads that would release, refuse or expire them."""
     for actor in _core.live_actors():
         for queue in list(actor.queues.values()):
             for ticket, call in list(queue.calls.items()):
@@ -1024,7 +1020,7 @@ def _take_back_all() -> None:
                     end(call, error, failed=True)
 
 
-def _close_all() -> None:
+def close_all() -> None:
     """The connection to Ray has ended, and Ray calls nobody back any more."""
     for actor in _core.live_actors():
         if actor.session is not _ray_compat.session_token():
@@ -1052,8 +1048,3 @@ def counters(actor: _core.Actor) -> dict[str, Any]:
         for name, core_name in names.items():
             total[name] += counted[core_name]
     return {**total, "failed": dict(actor.call_failures)}
-
-
-_core.bind_calls(_Condition)
-_ray_compat.after_disconnect.append(_close_all)
-watcher.users.calls = sys.modules[__name__]

@@ -21,7 +21,6 @@ import functools
 import hashlib
 import itertools
 import logging
-import os
 import random
 import threading
 import time
@@ -1317,7 +1316,7 @@ def _ask_factory(group: weakref.ref[ReplicaGroup], failures: int) -> None:
         _at_factory.discard(threading.current_thread())
 
 
-def _end_factories() -> None:
+def end_factories() -> None:
     """Before a disconnect."""
     end_s = time.monotonic() + FACTORY_EXIT_S
     for thread in list(_at_factory):
@@ -1334,14 +1333,14 @@ def _forget_group(number: int, _: Any) -> None:
     _groups.pop(number, None)
 
 
-def _close_all() -> None:
+def close_all() -> None:
     for reference in list(_groups.values()):
         group = reference()
         if group is not None and group._session is not _ray_compat.session_token():
             calls.end_all(group._line.close())
 
 
-def _take_back_all() -> None:
+def take_back_waiting() -> None:
     """`actorsub.shutdown()` has stopped the threads that would go on with them."""
     for pause, call in list(_paused.items()):
         if _paused.pop(pause, None) is not None:
@@ -1359,12 +1358,6 @@ def _take_back_all() -> None:
                     call._finish(_no_replica(call, "actorsub.shutdown() was called while it waited."), raised=True)
 
 
-def _after_fork_in_child() -> None:
+def after_fork_in_child() -> None:
     global _forks
     _forks += 1
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
-_ray_compat.before_disconnect.append(_end_factories)
-calls.after_stop.append(_take_back_all)
-_ray_compat.after_disconnect.append(_close_all)

@@ -13,7 +13,6 @@ import ray
 import ray.actor
 
 from actorsub import _core, _ray_compat, calls, refs, submit, watcher
-from actorsub.errors import ActorState, ActorUnavailableError
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, shown, split_options
 
 if TYPE_CHECKING:
@@ -186,7 +185,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
     __class_getitem__: Any = classmethod(types.GenericAlias)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # pickle and copy; inside Ray's own serialization `_reduce_in_ray` comes first.
+        # pickle and copy; inside Ray's own serialization `reduce_in_ray` comes first.
         if not _ray_compat.can_travel():
             return wrap_with_policy, (self._actorsub_inner, self._actorsub_policy)
         serialized, _, weak_ref = _serialize(self)
@@ -200,13 +199,13 @@ def _serialize(handle: ActorHandle) -> tuple[bytes, Any, bool]:
     return _ray_compat.serialize_handle(handle._actorsub_inner)
 
 
-def _reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
+def reduce_in_ray(handle: ActorHandle) -> tuple[Any, ...]:
     serialized, handle_ref, weak_ref = _serialize(handle)
     _ray_compat.note_contained(handle_ref, weak_ref)
     return _core.rebuild_handle, (serialized, weak_ref, handle._actorsub_policy.changes)
 
 
-def _rebuild(serialized: bytes, weak_ref: bool, changes: dict[str, Any]) -> ActorHandle:
+def rebuild(serialized: bytes, weak_ref: bool, changes: dict[str, Any]) -> ActorHandle:
     handle = _ray_compat.deserialize_handle(serialized, weak_ref)
     return wrap_with_policy(handle, DEFAULT_POLICY.replace(**changes), received=True)
 
@@ -478,14 +477,3 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     if not watcher.is_exiting():
         watcher.ensure().nudge()
     return registration.cancel
-
-
-_core.bind_types(tuple(ActorState), ActorUnavailableError, ActorHandle, submit.submit_slowly, _rebuild)
-_binding = _ray_compat.local_state_binding()
-if _binding is not None:
-    _core.bind_ray(*_binding)
-_direct = _ray_compat.direct_binding()
-if _direct is not None:
-    _core.bind_direct(*_direct)
-if _ray_compat.can_travel():
-    _ray_compat.register_reducer(ActorHandle, _reduce_in_ray)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import queue
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -533,7 +532,7 @@ class _Gathering:
 
 def _has_callbacks() -> bool:
     """Whether Ray may be about to unpickle an outcome for anybody here."""
-    return bool(_hubs) or watcher.users.calls.has_in_flight()
+    return bool(_hubs) or watcher.above.calls.has_in_flight()
 
 
 # The value was there, but did not come from where it is in time.
@@ -703,7 +702,7 @@ def is_bound() -> bool:
     return _ray_compat.can_make_refs()
 
 
-def _end_all() -> None:
+def end_all() -> None:
     """Ends every wait of a connection that has ended: Ray calls nobody back any more."""
     while _hubs:
         try:
@@ -726,10 +725,3 @@ def _end_unheard(party: Outcome) -> None:
     if actor is None or actor.outcomes.pop(party, party) is not party:
         actor_id = None if actor is None else actor.key.hex()
         party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))
-
-
-_ray_compat.after_disconnect.append(_end_all)
-watcher.users.refs = sys.modules[__name__]
-if is_bound():
-    _core.bind_refs(ray.ObjectRef, ObjectRef, early_result)
-    _ray_compat.register_reducer(ObjectRef, _ray_compat.reduce_ref)

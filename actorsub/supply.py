@@ -7,7 +7,6 @@ actor's state changes, because the error inside names the state.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import ray
@@ -58,6 +57,3 @@ def drop_if_over(actor: _core.Actor) -> Any:
     if supply is not None and supply.version != actor.version:
         actor.supply = None
     return actor.supply
-
-
-watcher.users.supply = sys.modules[__name__]

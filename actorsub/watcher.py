@@ -1,4 +1,4 @@
-"""The two Python threads behind the handles: one acts on evidence, one reads the actor table.
+"""The Python threads behind the handles: one acts on evidence, one asks Ray what may block, one sends what waited.
 
 The watcher blocks in the core, without the GIL, until the sentinel has evidence or somebody nudges. While every actor
 is up and watched by the sentinel it sleeps; it looks every `BUSY_TICK_S` while an actor is on its way back, or refuses
@@ -9,13 +9,12 @@ weak references.
 The table is read on a thread of its own because a read blocks for as long as the control store is down, and local
 evidence must go on working meanwhile. A row that says ALIVE is what arms the sentinel.
 
-Both are daemons that `shutdown()` stops and joins; at exit that runs before Ray's own hook, since Ray's was registered
-earlier.
+A third, the sender, gives to Ray what waited in line; see calls.py. All are daemons. The latter two are started when
+they are first needed. Who stops them, and when, is in lifecycle.py.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import math
@@ -26,7 +25,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from actorsub import _core, _ray_compat, errors, processes
 from actorsub.errors import ActorState
@@ -64,15 +63,45 @@ FIRST_READ_LIMIT_S = 1.0
 Listener = Callable[[str, ActorState, ActorState, "str | None"], object]
 
 
-class _Users:
-    """The modules that are built on this one and that it calls back; each enters itself when it is imported."""
+class Calls(Protocol):
+    """What the watcher asks of `calls`."""
 
-    calls: Any
-    refs: Any
-    supply: Any
+    def arm(self) -> None: ...
+    def expire(self, number: int) -> None: ...
+    def fail_lost(self, actor: _core.Actor) -> None: ...
+    def has_in_flight(self) -> bool: ...
+    def has_lost(self, actor: _core.Actor) -> bool: ...
+    def has_waiting(self, actor: _core.Actor) -> bool: ...
+    def look_at_clock(self, actor: _core.Actor | None) -> float: ...
+    def review(self, actor: _core.Actor) -> None: ...
 
 
-users = _Users()
+class Refs(Protocol):
+    """What it asks of `refs`."""
+
+    def fail_lost(self, actor: _core.Actor) -> None: ...
+    def has_lost(self, actor: _core.Actor) -> bool: ...
+
+
+class Supply(Protocol):
+    """What it asks of `supply`."""
+
+    def drop_if_over(self, actor: _core.Actor) -> object: ...
+
+
+class _Above:
+    """The modules that are built on this one and that it calls: see lifecycle.py."""
+
+    calls: Calls
+    refs: Refs
+    supply: Supply
+
+
+above = _Above()
+
+
+def bind(calls: Calls, refs: Refs, supply: Supply) -> None:
+    above.calls, above.refs, above.supply = calls, refs, supply
 
 
 class _Background:
@@ -305,7 +334,7 @@ def wake(actor: _core.Actor) -> None:
         waiter.set()
 
 
-def _take_news(actor: _core.Actor) -> None:
+def take_news(actor: _core.Actor) -> None:
     """`state()` was told by Ray's local state before this thread looked. No lock: it may be asked anywhere."""
     actor.next_read_s = _core.now_s()
     actor.read_interval_s = MIN_READ_INTERVAL_S
@@ -321,7 +350,7 @@ _UNKNOWN = ActorState.UNKNOWN
 
 
 class Watcher:
-    """See the module. One per process; made and ended through `ensure` and `shutdown`."""
+    """See the module. One per process; made and ended through `ensure` and `stop`."""
 
     def __init__(self) -> None:
         self._stopping = False
@@ -340,7 +369,7 @@ class Watcher:
         self._background = _Background("actorsub-table", self.nudge)
         self._sender = _Background("actorsub-sender", bool)
         # Timers ended with the sentinel that kept them.
-        users.calls.arm()
+        above.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
         try:
             self._thread.start()
@@ -408,7 +437,7 @@ class Watcher:
     def _take_in_events(self) -> None:
         for actor, kind, cause, _, timer in _core.drain_events():
             if kind == "timer":
-                fenced("what a timer was set for", users.calls.expire, timer)
+                fenced("what a timer was set for", above.calls.expire, timer)
             elif actor is not None:
                 self._take_in(actor, kind, cause)
 
@@ -433,7 +462,7 @@ class Watcher:
         begin_cost_s = time.thread_time()
         session = _ray_compat.session_token()
         tick_s = _NEVER
-        deadline_s = users.calls.look_at_clock(None)
+        deadline_s = above.calls.look_at_clock(None)
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
                 # Its Ray is gone; whoever waits for it must not wait on.
@@ -443,7 +472,7 @@ class Watcher:
                 continue
             try:
                 self._look_at(actor, begin_s)
-                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), users.calls.look_at_clock(actor))
+                deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), above.calls.look_at_clock(actor))
                 tick_s = min(tick_s, self._next_look(actor, begin_s))
                 if actor.unhurried and actor.next_read_s > begin_s:
                     # Promised, and only once: not stretched like a tick.
@@ -473,14 +502,14 @@ class Watcher:
             actor.read_interval_s = MIN_READ_INTERVAL_S
         if actor.changes:
             wake(actor)
-            users.calls.review(actor)
-            users.supply.drop_if_over(actor)
+            above.calls.review(actor)
+            above.supply.drop_if_over(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
             # A change before those that are known may be with the sentinel still.
             self._take_in_events()
             tell(actor)
         # Last, because `tell` has taken what changed meanwhile off the list. It only costs something where calls wait.
-        users.calls.review(actor)
+        above.calls.review(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
@@ -536,7 +565,7 @@ class Watcher:
         if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):
             actor.fail_at_s = 0.0
             return _NEVER
-        if not actor.fail_at_s and (users.refs.has_lost(actor) or users.calls.has_lost(actor)):
+        if not actor.fail_at_s and (above.refs.has_lost(actor) or above.calls.has_lost(actor)):
             # Somebody began to wait for a call that was lost before.
             actor.fail_at_s = max(now_s, actor.grace_over_s)
         if actor.fail_at_s and now_s >= actor.fail_at_s:
@@ -547,8 +576,8 @@ class Watcher:
                 actor.fail_at_s = now_s + DEATH_GRACE_S
                 return actor.fail_at_s
             actor.fail_at_s = 0.0
-            users.refs.fail_lost(actor)
-            users.calls.fail_lost(actor)
+            above.refs.fail_lost(actor)
+            above.calls.fail_lost(actor)
         return actor.fail_at_s or _NEVER
 
 
@@ -567,7 +596,7 @@ def _is_running(pid: int) -> bool:
 
 
 def _is_waited_for(actor: _core.Actor) -> bool:
-    return bool(actor.waiters) or bool(users.calls.has_waiting(actor))
+    return bool(actor.waiters) or bool(above.calls.has_waiting(actor))
 
 
 class Registration:
@@ -618,7 +647,7 @@ def tell(actor: _core.Actor) -> None:
                 registration.tell(actor, _UNKNOWN, actor.told_state, actor.belief()[1])
 
 
-def _end_session() -> None:
+def end_session() -> None:
     """The connection has ended, and what happens to its actors now is the business of nobody here."""
     session = _ray_compat.session_token()
     for actor in _core.live_actors():
@@ -626,9 +655,6 @@ def _end_session() -> None:
             actor.is_over = True
             _core.unwatch(actor)
 
-
-_ray_compat.after_disconnect.append(_end_session)
-_core.bind_news(_take_news)
 
 _watcher: Watcher | None = None
 # Held while the threads are started or stopped. Reentrant for `_is_starting`: whoever comes again on the same thread is
@@ -717,20 +743,14 @@ def hurry(actor: _core.Actor) -> None:
         nudge_if_possible()
 
 
-def shutdown() -> None:
-    """Stops the background threads. Idempotent; the next use of a handle starts them again.
-
-    Handles stay valid. Callers that wait for an actor go on waiting: they are woken, and start the threads again.
-    `Call`s that wait in line end with ActorUnavailableError; those in flight end when Ray says so, and their deadlines
-    are kept again once the threads run again.
-    """
-    if _stop():
-        users.calls.take_back_waiting()
-        for actor in _core.live_actors():
-            wake(actor)
+def wake_all() -> None:
+    """Lets everyone who waits for any actor look again."""
+    for actor in _core.live_actors():
+        wake(actor)
 
 
-def _stop() -> bool:
+def stop() -> bool:
+    """Stops the threads. False: there are none. The next use starts them again."""
     global _watcher
     with _lock:
         watcher, _watcher = _watcher, None
@@ -751,7 +771,7 @@ def _stop() -> bool:
     return True
 
 
-def _after_fork_in_child() -> None:
+def after_fork_in_child() -> None:
     global _watcher, _lock, _is_starting
     # The threads are not in this process, and the lock may have been held by one of them.
     _watcher = None
@@ -759,14 +779,8 @@ def _after_fork_in_child() -> None:
     _is_starting = False
 
 
-os.register_at_fork(after_in_child=_after_fork_in_child)
-
-
-def _at_exit() -> None:
-    # Not `shutdown`: a caller that is woken now would only start the threads again, in an interpreter that ends.
+def stop_for_good() -> None:
+    """The same when the interpreter ends: nothing starts them again."""
     global _exiting
     _exiting = True
-    _stop()
-
-
-atexit.register(_at_exit)
+    stop()

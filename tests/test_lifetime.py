@@ -675,9 +675,9 @@ def late():
         else:
             raise AssertionError("answered")
     os.write(1, b"all six were refused")
-atexit.unregister(actorsub.watcher._at_exit)
+atexit.unregister(actorsub.lifecycle._at_exit)
 atexit.register(late)
-atexit.register(actorsub.watcher._at_exit)
+atexit.register(actorsub.lifecycle._at_exit)
 """,
         str(tmp_path),
     )

@@ -61,8 +61,10 @@ told = []
 def fail():
     told.append(ray.is_initialized())
     raise SystemExit("by the test")
-actorsub._ray_compat.before_disconnect.insert(0, fail)
-actorsub._ray_compat.after_disconnect.insert(0, fail)
+from actorsub import lifecycle
+step = lifecycle.Step(fail, "it fails")
+lifecycle.BEFORE_DISCONNECT = (step, *lifecycle.BEFORE_DISCONNECT)
+lifecycle.AFTER_DISCONNECT = (step, *lifecycle.AFTER_DISCONNECT)
 threads = len(os.listdir("/proc/self/task"))
 ray.shutdown()
 assert told == [True, False], told
