@@ -1,13 +1,16 @@
 # cython: language_level=3, binding=False, embedsignature=True, auto_pickle=False, autotestdict=False
 """The compiled core: an actor's state, and the gate that every `.remote()` of a wrapped handle passes.
 
-Nothing here knows Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`) and which
-Python classes to return and raise (`bind_types`).
+Nothing here imports Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`), how Ray's
+core takes a call (`bind_direct`), which of Ray's refs take another class (`bind_refs`), and which Python classes to
+return and raise (`bind_types`). What it is about has Ray's shape all the same: `give` and `remote` pass the arguments of
+Ray's `submit_actor_task` in their order, which `_ray_compat.direct_binding` compares with the installed Ray.
 
 Threads: everything here runs with the GIL. It is released in two places, because only they can block:
 `wait_for_events` and `stop_sentinel`.
 """
 
+cimport cython
 from cpython.exc cimport PyErr_Clear, PyErr_Occurred, PyErr_SetObject
 from cpython.object cimport PyObject, PyTypeObject
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -1182,12 +1185,15 @@ def bind_news(function):
     ray_has_news = function
 
 
+@cython.embedsignature(False)
 def state(handle):
-    """state(handle)
+    """state(handle)\n--\n\n    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread.
 
-    The ActorState of a wrapped handle's actor: one load from memory, no RPC, any thread; where that is not ALIVE, also
-    a look at Ray's local state, so that it is ALIVE once a call has been answered. UNKNOWN once the connection to Ray
-    that the handle belongs to has ended.
+        >>> actorsub.state(worker)
+        <ActorState.ALIVE: 'alive'>
+
+    Where that is not ALIVE, Ray's local state is looked at, too, so that it is ALIVE once a call has been answered. It
+    is UNKNOWN once the connection to Ray that the handle belongs to has ended.
 
     Raises TypeError for anything but a wrapped handle (`actorsub.wrap` makes one of a plain Ray handle).
     """
@@ -1620,9 +1626,6 @@ cdef class GroupMember:
     def end(self, int outcome, int64_t started_ns, unsigned int probe):
         cdef int64_t now_ns = Clock.Monotonic().NowNs()
         self.member.OnEnd(<Outcome>outcome, now_ns - started_ns, now_ns, probe)
-
-    def abandon(self, unsigned int probe):
-        self.member.AbandonProbe(probe)
 
     def retire(self):
         self.member.Retire()

@@ -1,4 +1,8 @@
-"""The only module that touches Ray's private API.
+"""The only module that looks up and calls Ray's private API.
+
+The classes that take the place of Ray's override members of theirs, some of them private: `handle.ActorHandle`
+(`_serialization_helper`, `_ray_actor_id`), the subclass that `handle.remote` makes of an actor class (`_remote`,
+`options`), and `refs.ObjectRefGenerator` (`_next_sync`, `_next_async`). Each is looked up here before it is relied on.
 
 Each use is looked up in the installed Ray when this module is imported; where something is missing, a public way takes
 its place and one warning says so. `report()` lists what was found. Tried on Ray 2.49 to 2.60.

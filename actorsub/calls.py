@@ -131,6 +131,9 @@ class Condition(type(threading.RLock())):  # type: ignore[misc]
 class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg, override]
     """One request to an actor: a future for its result. Made by `handle.method.call(...)`.
 
+        >>> call = worker.infer.options(timeout_s=0.5).call(x)
+        >>> call.result()  # or: await call
+
     A `concurrent.futures.Future`, so `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it; and
     awaitable, on any event loop and on several. Methods that are not documented here are those of the Future.
 

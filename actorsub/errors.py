@@ -20,16 +20,26 @@ from actorsub import _core
 
 
 class ActorState(enum.Enum):
-    """What this process believes about an actor."""
+    """What this process believes about an actor.
 
-    UNKNOWN = "unknown"  #: Nobody has said anything yet.
-    PENDING = "pending"  #: Never up so far: waiting for resources, or running its first constructor.
-    ALIVE = "alive"  #: Takes calls.
-    RESTARTING = "restarting"  #: Its process ended; Ray is making the next incarnation.
-    #: Believed to run, but it does not answer, or its port refuses. Withdrawn when it answers; after a refusal, when
-    #: Ray's table agrees, too.
+        >>> actorsub.state(worker) is actorsub.ActorState.ALIVE
+        True
+
+    UNKNOWN: nobody has said anything yet, or the connection to Ray that the handle belongs to has ended.
+    PENDING: it was never up so far; it waits for resources, or runs its first constructor.
+    ALIVE: it takes calls.
+    RESTARTING: its process ended, and Ray is making the next one.
+    UNREACHABLE: it is believed to run, but it does not answer, or its port refuses connections. That is withdrawn when
+    it answers; after a refusal, when Ray's table agrees, too.
+    DEAD: it is gone for good, as far as anybody knows.
+    """
+
+    UNKNOWN = "unknown"
+    PENDING = "pending"
+    ALIVE = "alive"
+    RESTARTING = "restarting"
     UNREACHABLE = "unreachable"
-    DEAD = "dead"  #: Gone for good, as far as anybody knows.
+    DEAD = "dead"
 
 
 class Kind(enum.Enum):
@@ -206,10 +216,16 @@ class _Readable:
 class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.ActorUnavailableError):
     """The actor cannot take calls now, or was lost while the call was in flight; it may come back.
 
-    Args:
-        detail: a sentence for the message, beside what the certificate says.
-        actor_id: hex, as Ray prints it.
-        sent, state, evidence, incarnation: the certificate, see the properties of the same names.
+        >>> except actorsub.ActorUnavailableError as error:
+        ...     retry = not error.sent
+
+    Args, and attributes of the same names:
+        detail: a sentence for the message, beside what the others say.
+        actor_id: in hex, as Ray prints it; None when unknown.
+        sent: False: the call cannot have run. True: it may or may not have run.
+        state: the ActorState at that moment.
+        evidence: which source said so: "ray", "table", "process", "connection", "silence", "call"; None when none did.
+        incarnation: Ray's restart count at that moment; None when unknown.
     """
 
     # Begins as Ray's own message does.
@@ -240,9 +256,12 @@ class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedEr
     """The actor is gone for good. `preempted`, `actor_init_failed` and the message come from Ray, as soon as Ray knows:
     an error that was handed out before that tells them, too, once they are known in this process.
 
+        >>> except actorsub.ActorDiedError as error:
+        ...     replace(error.actor_id, at_once=error.preempted)
+
     Args:
         cause: Ray's own error, whose facts are taken over; None when the cause is not known.
-        actor_id, sent, state, evidence, incarnation: the certificate, see the properties of the same names.
+        actor_id, sent, state, evidence, incarnation: the same as of ActorUnavailableError, also as attributes.
     """
 
     _NAMES_ACTOR = True
@@ -354,7 +373,12 @@ _OTHER_TIMEOUTS = [
 class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_TIMEOUTS):  # type: ignore[misc]
     """The deadline of a call, or of a wait for its actor, has passed.
 
-    Also a TimeoutError, that of asyncio and of concurrent.futures included. Carries the same certificate as the others.
+    Also a TimeoutError, that of asyncio and of concurrent.futures included.
+
+        >>> except actorsub.DeadlineExceededError as error:
+        ...     log(error.actor_id, "may run still" if error.sent else "never ran")
+
+    Args, and attributes of the same names: those of ActorUnavailableError.
     """
 
     # Ray's own sentence, and ours.
@@ -362,7 +386,13 @@ class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_
 
 
 class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
-    """As many calls as `max_queued` allows wait for the actor already. Raised by `.call()` itself; never sent."""
+    """As many calls as `max_queued` allows wait for the actor already. Raised by `.call()` itself; never sent.
+
+        >>> except actorsub.QueueFullError:
+        ...     return Response(status=503)
+
+    Args, and attributes of the same names: those of ActorUnavailableError; `sent` is always False.
+    """
 
     _HEADLINE = "Too many calls wait already"
 
@@ -376,8 +406,14 @@ class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
 
 
 class NoReplicaError(ActorUnavailableError):
-    """No member of a ReplicaGroup could take the call. `attempts` says what was tried; `sent` is True only where one of
-    the attempts may have run."""
+    """No member of a ReplicaGroup could take the call.
+
+        >>> except actorsub.NoReplicaError as error:
+        ...     log([(attempt.actor_id, attempt.error) for attempt in error.attempts])
+
+    `attempts` is a tuple of Attempt: what was tried, in order. `sent` is True only where one of the attempts may have
+    run. The other attributes are those of ActorUnavailableError.
+    """
 
     _NAMES_ACTOR = False
     _HEADLINE = "No member of the group can take the call"
@@ -399,6 +435,9 @@ def may_have_run(error: BaseException) -> bool:
     False only for an error that certifies that the call cannot have run: it can be made again anywhere. True for
     everything else: an error with `sent=True`; an exception of the method (ray.exceptions.RayTaskError), which did run,
     also where its cause is another actor's death; and in doubt, as for exceptions that are not of this library.
+
+        >>> except Exception as error:
+        ...     again = not actorsub.may_have_run(error)
 
     Raises TypeError for what is no exception.
     """

@@ -411,6 +411,9 @@ class GroupCall(calls.Call):
 class ReplicaGroup:
     """Several actors of one kind, called as one: `group.method.call(...)`.
 
+        >>> group = actorsub.ReplicaGroup(handles, retry="always", timeout_s=1.0)
+        >>> group.infer.call(x).result()
+
     A call goes to a member that is up, is not left out for its failures, and has little to do; when that member turns
     out to be away, to another. Members can be added and removed at any time. `len(group)` is how many there are,
     iterating gives their MemberState. Travels to other processes with its handles and options; each process counts and

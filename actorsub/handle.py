@@ -153,6 +153,9 @@ def _wish_of(policy: Policy, inner: Any, options: dict[str, Any] | None) -> str:
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
     """A handle to an actor, in place of Ray's: everything a plain one does, and refusals as its policy says.
 
+        >>> ref = worker.infer.remote(x)               # as with Ray
+        >>> call = worker.infer.call(x)                # a request with a deadline, that can be cancelled
+
     Made by `wrap`, `remote` and `get_actor`. Equal to the plain handle, with the same hash. Ray's own handle is inside
     and keeps the actor alive; this object adds nothing to the actor's reference count.
     """
@@ -270,6 +273,8 @@ def wrap_with_policy(handle: ray.actor.ActorHandle, policy: Policy, *, received:
 def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
     """Makes a wrapped handle of any Ray actor handle.
 
+        >>> worker = actorsub.wrap(plain, on_unavailable="raise")
+
     Args:
         handle: a `ray.actor.ActorHandle`. One that is wrapped already comes back as it is, or, with options, as a new
             handle whose policy is the old one with these options changed.
@@ -291,6 +296,8 @@ def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
 
 def get_actor(name: str, namespace: str | None = None, **options: Unpack[PolicyOptions]) -> ActorHandle:
     """`ray.get_actor`, wrapped.
+
+        >>> worker = actorsub.get_actor("worker-1", namespace="models", on_unavailable="raise")
 
     Args:
         name, namespace: as in `ray.get_actor`.
@@ -360,6 +367,9 @@ class _ActorClassOptions:
 def remote(*args: Any, **options: Any) -> Any:
     """`ray.remote` for actor classes whose handles come wrapped.
 
+        >>> Worker = actorsub.remote(max_restarts=-1, on_unavailable="raise")(Worker)
+        >>> worker = Worker.options(name="worker-1", timeout_s=1.0).remote()
+
     Use it bare (`@actorsub.remote`), with options (`@actorsub.remote(max_restarts=-1, on_unavailable="raise")`), or as
     a function (`actorsub.remote(Worker)`). Takes Ray's options for actors and those of Policy together; so does
     `Worker.options(...)`.
@@ -417,13 +427,20 @@ def _check_handle(handle: Any) -> ActorHandle:
 
 
 def policy(handle: ActorHandle) -> Policy:
-    """The policy of a wrapped handle. Raises TypeError for anything else."""
+    """The Policy of a wrapped handle. Raises TypeError for anything else.
+
+    >>> actorsub.policy(worker).on_unavailable
+    'auto'
+    """
     found: Policy = _check_handle(handle)._actorsub_policy
     return found
 
 
 def stats(handle: ActorHandle) -> dict[str, Any]:
     """What happened at this actor's gate in this process, over all its handles; no RPC.
+
+        >>> actorsub.stats(worker)["refused"]["unavailable"]
+        0
 
     Returns a new dict: `actor_id` (hex), `state` (ActorState), `evidence`, `incarnation` (or None), `submitted` (calls
     given to Ray), `waited` (those of them that were held back first), `refused` (by reason), `entered` (how often each
@@ -454,6 +471,9 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
 
 def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], None]:
     """Has `fn(actor_id, old, new, evidence)` called whenever the state of the handle's actor changes.
+
+        >>> cancel = actorsub.on_state_change(worker, lambda *change: print(*change))
+        >>> cancel()
 
     Args:
         handle: a wrapped handle; the registration lasts as long as some wrapped handle of the actor in this process.

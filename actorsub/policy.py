@@ -68,35 +68,46 @@ class Policy:
     """The options of actorsub, immutable. `replace` makes a changed copy.
 
     Set at creation (`@actorsub.remote`, `Class.options`), at `wrap` and `get_actor`, or for one call
-    (`handle.method.options`); the nearest wins, option by option.
+    (`handle.method.options`). The nearest wins, option by option.
+
+        >>> worker = actorsub.wrap(plain, on_unavailable="raise", silence_timeout_s=1.0)
+        >>> worker.infer.options(timeout_s=0.5).call(x).result()
+
+    Args:
+        on_unavailable: what a call does while the actor is restarting or unreachable, and when it is dead.
+            "ref": `.remote()` returns an ObjectRef that has already failed, since Ray users expect errors from `get`; a
+            dead actor is left to Ray. `.call()` returns a failed Call.
+            "raise": both raise at once.
+            "wait": `.remote()` blocks the calling thread until the actor is up or `timeout_s` has passed; `.call()`
+            holds the Call in line and blocks nobody.
+            "auto": as "ref", but a `.remote()` that Ray would resend (`max_task_retries` of the call, the method or the
+            actor) goes to Ray whatever the actor's state is, as through a plain handle. The other three are for all
+            calls.
+        timeout_s: the deadline of a `.call()` in seconds, waiting and execution together; for `.remote()` the limit of
+            a "wait". None: no deadline.
+        max_in_flight: how many `.call()`s of this process may be at the actor at one time; the others wait in line.
+            None: any number.
+        max_queued: how many `.call()`s may wait in line; one more is refused with QueueFullError. 0: none.
+        on_pending: what a call does with an actor that was never up yet. "submit": Ray queues the call, as Ray does.
+            "fail": the actor counts as unavailable, so `on_unavailable` decides. "wait": as "wait" above.
+        detect: "auto" watches the actor's process and its RPC port. "ray" opens no sockets and trusts Ray's own state
+            alone.
+        silence_timeout_s: how many seconds a peer may be silent before new calls are refused; from 0.2. It is cheap and
+            reversible, so it is short.
+        silence_in_flight_s: how many seconds a peer may be silent before the calls that run there fail; None: for ever.
+            It is not reversible for the caller, so it is longer. Where several handles of one actor differ, the
+            shortest counts.
 
     Raises TypeError or ValueError for a value that an option does not take, naming the option and what it takes.
     """
 
-    #: What `.remote()` and `.call()` do while the actor is restarting or unreachable, and when it is dead (`.remote()`
-    #: except under "ref", which leaves that to Ray).
-    #: "ref" returns an ObjectRef that has already failed, as Ray users expect errors from `get`. "raise" raises from
-    #: `.remote()` itself. "wait" blocks the calling thread until the actor is up or `timeout_s` has passed. `.call()`
-    #: does the same with a Call: returns a failed one, raises, or holds it in line without blocking anybody.
-    #: "auto" is "ref", but a `.remote()` that Ray would resend (`max_task_retries` of the call, the method or the
-    #: actor) goes to Ray whatever the actor's state, as through a plain handle. The others are for all calls.
     on_unavailable: OnUnavailable = "auto"
-    #: Deadline of a `.call()`, in seconds, waiting and execution together; for `.remote()` the limit of a "wait". None:
-    #: no deadline.
     timeout_s: float | None = None
-    #: How many `.call()`s of this process may be at the actor at one time; None: any number. The others wait in line.
     max_in_flight: int | None = None
-    #: How many `.call()`s may wait in line; one more is refused with QueueFullError. 0: none.
     max_queued: int = 1000
-    #: What `.remote()` does with an actor that was never up yet: "submit" lets Ray queue the call, as Ray does; "fail"
-    #: treats the actor as unavailable (so `on_unavailable` decides the shape); "wait" waits as above.
     on_pending: OnPending = "submit"
-    #: "auto" watches the actor's process and its RPC port; "ray" opens no sockets and trusts Ray's own state alone.
     detect: Detect = "auto"
-    #: How long, in seconds, a silent peer is believed before new calls are refused. Cheap and reversible, so short.
     silence_timeout_s: float = 3.0
-    #: How long, in seconds, a peer may be silent before calls that run there are given up; None: for ever. Not
-    #: reversible for the caller, so longer. Where several handles of one actor differ, the shortest counts.
     silence_in_flight_s: float | None = 10.0
 
     def __post_init__(self) -> None:

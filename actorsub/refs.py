@@ -566,6 +566,9 @@ def _raise(error: Any) -> None:
 def get(object_refs: Any, *, timeout: float | None = None) -> Any:
     """`ray.get` that ends early when an actor is lost.
 
+        >>> actorsub.get(worker.infer.remote(x), timeout=5.0)
+        >>> actorsub.get([one.infer.remote(x) for one in workers])
+
     Args:
         object_refs: an ObjectRef or a list of them, of wrapped handles and others in any mixture; whatever else
             `ray.get` takes is handed to it.
@@ -646,6 +649,8 @@ def wait(
     ray_waitables: list[Any], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Any], list[Any]]:
     """`ray.wait`, where a call whose actor was lost counts as ready.
+
+        >>> ready, others = actorsub.wait(refs, num_returns=1, timeout=1.0)
 
     Args, returns and errors are those of `ray.wait`. `actorsub.get` of such a ready ref raises at once.
     """

@@ -32,16 +32,6 @@ SlotRef Registry::Acquire(const ActorId& id) {
   return SlotRef(this, found->second.get());
 }
 
-SlotRef Registry::Find(const ActorId& id) {
-  MutexLock lock(mutex_);
-  const auto found = slots_.find(id);
-  if (found == slots_.end()) {
-    return SlotRef();
-  }
-  ++found->second->references_;
-  return SlotRef(this, found->second.get());
-}
-
 std::size_t Registry::size() const {
   MutexLock lock(mutex_);
   return slots_.size();

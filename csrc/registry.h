@@ -58,8 +58,6 @@ class Registry {
 
   // The slot of `id`, made when there is none.
   SlotRef Acquire(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
-  // The slot of `id`, or an empty reference.
-  SlotRef Find(const ActorId& id) ACTORSUB_EXCLUDES(mutex_);
   std::size_t size() const ACTORSUB_EXCLUDES(mutex_);
 
  private:

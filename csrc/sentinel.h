@@ -2,8 +2,10 @@
 // slots the moment something is known, and keeps the deadlines.
 //
 // Thread safety: every method, from any thread, without the GIL. None of them waits for I/O; `Stop` waits for the
-// thread to end, `WaitForEvents` for what its name says. The thread itself never calls into anything but `Slot::Apply`
-// and the kernel, so it cannot take part in a deadlock.
+// thread to end, `WaitForEvents` for what its name says. The thread itself calls into the kernel, changes slots
+// (`Apply`, `DeclareLoss`), which is lock-free, and drops references to slots, which takes the registry's mutex. It
+// holds none of its own then, and whoever holds the registry's holds it for one operation of a map and takes no other
+// lock, so the thread cannot take part in a deadlock.
 //
 // Invariants
 //  1. A slot is changed first and its event queued second: whoever sees the event also sees the new word, and a submit

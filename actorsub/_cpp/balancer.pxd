@@ -59,7 +59,6 @@ cdef extern from "balancer.h" namespace "actorsub" nogil:
         const ActorId& id() noexcept
         void OnStart(int64_t now_ns) noexcept
         void OnEnd(Outcome outcome, int64_t latency_ns, int64_t now_ns, uint32_t probe) noexcept
-        void AbandonProbe(uint32_t probe) noexcept
         void Retire() noexcept
         int64_t in_flight() noexcept
         MemberHealth health() noexcept

@@ -38,19 +38,6 @@ TEST_CASE("ids that differ in one byte only are different") {
   CHECK(registry.size() == kActorIdSize);
 }
 
-TEST_CASE("find makes nothing") {
-  Registry registry;
-  CHECK(!registry.Find(ActorId{1}));
-  CHECK(registry.size() == 0);
-  SlotRef made = registry.Acquire(ActorId{1});
-  SlotRef found = registry.Find(ActorId{1});
-  CHECK(found.get() == made.get());
-  made.Reset();
-  CHECK(registry.size() == 1);  // What was found is owned, too.
-  found.Reset();
-  CHECK(!registry.Find(ActorId{1}));
-}
-
 TEST_CASE("a slot lives as long as its references") {
   Registry registry;
   SlotRef a = registry.Acquire(ActorId{1});
