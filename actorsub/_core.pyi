@@ -56,7 +56,7 @@ class Actor:
     preempted: int | None
     waiters: list[Any]
     supply: Supply | None
-    outcomes: dict[Any, None]
+    parties: dict[Any, None]
     handled_losses: int
     fail_at_s: float
     grace_over_s: float
@@ -183,7 +183,7 @@ class MethodBase:
     def _actorsub_actor(self) -> Actor: ...
     def _actorsub_submit(self, mark: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def remote(self, *args: Any, **kwargs: Any) -> Any: ...
-    _actorsub_line: Any
+    _actorsub_plan: Any
     @property
     def _actorsub_variants(self) -> dict[Any, Any]: ...
     @property
@@ -223,7 +223,7 @@ class CallBase:
     _exception: Any
     _waiters: Any
     _done_callbacks: Any
-    _actorsub_line: Any
+    _actorsub_plan: Any
     _actorsub_args: Any
     _actorsub_kwargs: Any
     _actorsub_refs: Any

@@ -380,8 +380,8 @@ cdef class Actor:
     cdef public Supply supply
     # threading.Event objects of callers that wait for a change.
     cdef public list waiters
-    # Who waits for the outcome of a call: refs.Outcome objects, by their own identity.
-    cdef public dict outcomes
+    # Who waits for the outcome of a call: refs.Party objects, by their own identity.
+    cdef public dict parties
     # The watcher's notes: losses() when outcomes were last failed, and when the next ones are to be; 0: none pending.
     cdef public unsigned int handled_losses
     cdef public double fail_at_s
@@ -556,7 +556,7 @@ def actor_of(ray_id, session):
     actor.key = key
     actor.session = session
     actor.waiters = []
-    actor.outcomes = {}
+    actor.parties = {}
     actor.queues = {}
     actor.call_failures = {}
     actor.method_groups = {}
@@ -936,7 +936,7 @@ cdef class MethodBase:
     cdef readonly object _actorsub_options    # Ray's options that were set by .options(), as a dict.
     cdef bint early                           # Its outcomes may be failed early: Ray will not resend the call.
     cdef Submission submission                # How to do what `remote_call` does without it; None: not possible.
-    cdef public object _actorsub_line         # What `.call()` needs (calls.Line), made when it is first used.
+    cdef public object _actorsub_plan         # What `.call()` needs (calls.Plan), made when it is first used.
     cdef readonly dict _actorsub_variants     # What `.options()` made: its options -> the method.
     # What `.call()` needs whatever the policy is, once that is known; one list for all variants with Ray's options as
     # here. Not the line of the method that this is a variant of, because that one has its variants: a cycle.
@@ -1274,7 +1274,7 @@ cdef class CallBase:
     cdef public object _exception
     cdef public object _waiters
     cdef public object _done_callbacks
-    cdef public object _actorsub_line         # calls.Line
+    cdef public object _actorsub_plan         # calls.Plan
     cdef public object _actorsub_args
     cdef public object _actorsub_kwargs
     cdef public object _actorsub_refs         # None until it was sent; then Ray's own refs, as a list.

@@ -50,7 +50,7 @@ _CONNECTION_ENDED = "The connection to Ray that the handle belongs to has ended.
 _thread = threading.local()
 
 
-class Line:
+class Plan:
     """What `.call()` needs to know about one method object: its queue, its rules, and how it is given to Ray."""
 
     __slots__ = (
@@ -195,13 +195,13 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         calls in any order (async or threaded) Ray is then asked to cancel it, by the rules of `ray.cancel`. Of any
         other the call runs, whoever has given it up: asking Ray might make the actor unavailable, see docs/design.md.
         """
-        line: Line | None = self._actorsub_line
-        if line is None or self.done():
+        plan: Plan | None = self._actorsub_plan
+        if plan is None or self.done():
             return self.cancelled()
         self._refuse_in_child()
-        taken_back, release = line.queue.cancel(self._actorsub_ticket)
+        taken_back, release = plan.queue.cancel(self._actorsub_ticket)
         if release:
-            call_sender(line.queue)
+            call_sender(plan.queue)
         if taken_back is None:
             return self.cancelled()
         if not taken_back:
@@ -254,9 +254,9 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return super().result(0)
 
     def __repr__(self) -> str:
-        line: Line | None = self._actorsub_line
+        plan: Plan | None = self._actorsub_plan
         stage = "done" if self.done() else "waiting" if self._actorsub_refs is None else "sent"
-        return f"<Call {'' if line is None else f'{line.method._method_name} of {line.actor.key.hex()}, '}{stage}>"
+        return f"<Call {'' if plan is None else f'{plan.method._method_name} of {plan.actor.key.hex()}, '}{stage}>"
 
     def __reduce__(self) -> Any:
         raise TypeError("a Call stays in its process; pass on its result, or its object_ref once it was sent")
@@ -305,8 +305,8 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             raise
 
     def _refuse_in_child(self) -> None:
-        line: Line | None = self._actorsub_line
-        if line is not None and line.actor.is_inherited:
+        plan: Plan | None = self._actorsub_plan
+        if plan is not None and plan.actor.is_inherited:
             raise RuntimeError(submit.PARENT)
 
     def _block(self, timeout: float | None) -> None:
@@ -402,20 +402,20 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         self._take_outcome(value, _ray_compat.is_failure(self._actorsub_refs[0], value))
 
     def _take_outcome(self, value: Any, failed: bool) -> None:
-        line: Line | None = self._actorsub_line
-        if line is None:
+        plan: Plan | None = self._actorsub_plan
+        if plan is None:
             # It was taken on another thread, see `_take_here`.
             return
-        queue = line.queue
+        queue = plan.queue
         call, release = queue.complete(self._actorsub_ticket)
         if release:
             call_sender(queue)
         if call is None:
             queue.late += 1
             if failed:
-                watcher.learn(line.actor, value, self._actorsub_mark)
+                watcher.learn(plan.actor, value, self._actorsub_mark)
         elif failed:
-            watcher.certify(line.actor, value, self._actorsub_mark, self._fail_with)
+            watcher.certify(plan.actor, value, self._actorsub_mark, self._fail_with)
             return
         else:
             end(self, value)
@@ -429,11 +429,11 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
 
     def _leave_line(self, queue: _core.CallQueue, ticket: int) -> None:
         """Its turn has come. On the sender's thread, between BeginSend and EndSend."""
-        _send(queue, ticket, self)
+        _send_waiting(queue, ticket, self)
 
     def _end_as(self, why: str, sent: bool) -> None:
         """Ends it as its queue says: `why` is one of submit_queue.h's End."""
-        actor = self._actorsub_line.actor
+        actor = self._actorsub_plan.actor
         error: Any
         if why == "deadline":
             error = errors.deadline(actor, sent=sent)
@@ -470,23 +470,23 @@ _DONE = (_FINISHED, *_CANCELLED)
 collections.abc.Coroutine.register(Call)
 
 
-def new_call(cls: type[Call], line: Any, args: Any, kwargs: Any) -> Any:
+def new_call(cls: type[Call], plan: Any, args: Any, kwargs: Any) -> Any:
     call = cls.__new__(cls)
     # What Future.__init__ does, but for the lock.
     call._state = "PENDING"
     call._waiters = []
     call._done_callbacks = []
-    call._actorsub_line = line
+    call._actorsub_plan = plan
     call._actorsub_args = args
     call._actorsub_kwargs = kwargs
     return call
 
 
-def line_of(method: Any) -> Line:
-    line: Line | None = method._actorsub_line
-    if line is None:
-        line = method._actorsub_line = Line(method)
-    return line
+def plan_of(method: Any) -> Plan:
+    plan: Plan | None = method._actorsub_plan
+    if plan is None:
+        plan = method._actorsub_plan = Plan(method)
+    return plan
 
 
 def submit_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -496,12 +496,12 @@ def submit_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
         raise RuntimeError("this method object was not made by a handle")
     if actor.is_inherited:
         raise RuntimeError(submit.PARENT)
-    line = line_of(method)
-    deadline_ns = _core.NEVER_NS if line.timeout_ns is None else _core.now_ns() + line.timeout_ns
-    call: Call = new_call(Call, line, args, kwargs)
+    plan = plan_of(method)
+    deadline_ns = _core.NEVER_NS if plan.timeout_ns is None else _core.now_ns() + plan.timeout_ns
+    call: Call = new_call(Call, plan, args, kwargs)
     error = admit(call, deadline_ns)
     if error is not None:
-        if line.policy.on_unavailable == "raise" or isinstance(error, QueueFullError):
+        if plan.policy.on_unavailable == "raise" or isinstance(error, QueueFullError):
             raise error
         end(call, error, failed=True)
     return call
@@ -514,8 +514,8 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
 
     Raises what Ray raises for arguments that do not fit, or cannot be pickled; then nothing is left behind.
     """
-    line: Line = call._actorsub_line
-    actor, policy, queue = line.actor, line.policy, line.queue
+    plan: Plan = call._actorsub_plan
+    actor, policy, queue = plan.actor, plan.policy, plan.queue
     if watcher.is_exiting():
         return errors.refusal(actor, "The interpreter ends.")
     running = watcher.ensure()
@@ -531,7 +531,7 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
     call._actorsub_unready = True
     try:
         verdict, release = queue.admit(
-            call, deadline_ns, line.window, policy.max_queued, line.wait_while_away, line.on_pending
+            call, deadline_ns, plan.window, policy.max_queued, plan.wait_while_away, plan.on_pending
         )
         if queue.unset_timer_ns != _core.NEVER_NS:
             # No timer could be set: the watcher has to look at the clock.
@@ -607,7 +607,7 @@ def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
 def _check_arguments(call: Call) -> None:
     """Wrong ones are the caller's mistake whatever the actor does, and Ray reports them at submit."""
     if not isinstance(call._actorsub_args, _Frozen):
-        _ray_compat.check_arguments(call._actorsub_line.method, call._actorsub_args, call._actorsub_kwargs)
+        _ray_compat.check_arguments(call._actorsub_plan.method, call._actorsub_args, call._actorsub_kwargs)
 
 
 def _let_go(call: Call) -> None:
@@ -617,7 +617,7 @@ def _let_go(call: Call) -> None:
 def _forget(call: Call) -> None:
     """Nothing more can happen to the call: who keeps it keeps its outcome, but neither the actor nor the arguments."""
     _let_go(call)
-    call._actorsub_line = None
+    call._actorsub_plan = None
 
 
 def _give(call: Call) -> Callable[[], None] | None:
@@ -625,14 +625,14 @@ def _give(call: Call) -> Callable[[], None] | None:
 
     Returns what is left to do once no lock is held: where the call has its outcome already, to end it.
     """
-    line: Line = call._actorsub_line
+    plan: Plan = call._actorsub_plan
     args, kwargs = _thawed(call)
     not_taken: TypeError | None = None
     try:
-        given = _core.give(line.submission, line.remote_call, line.actor, args, kwargs)
+        given = _core.give(plan.submission, plan.remote_call, plan.actor, args, kwargs)
     except ray.exceptions.PendingCallsLimitExceeded as error:
         # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
-        raise errors.queue_full(line.actor, None, error) from None
+        raise errors.queue_full(plan.actor, None, error) from None
     except TypeError as error:
         not_taken = error
     if not_taken is not None:
@@ -641,7 +641,7 @@ def _give(call: Call) -> Callable[[], None] | None:
         _refuse_unpicklable(args, kwargs)
         raise not_taken
     _let_go(call)
-    line.actor.used = True
+    plan.actor.used = True
     if isinstance(given, ray.ObjectRef):
         call._actorsub_refs = [given]
         _ray_compat.on_completed(given, call._arrived)
@@ -662,8 +662,8 @@ def _give(call: Call) -> Callable[[], None] | None:
 
 def _hand_out_stream(call: Call, stream: Any) -> None:
     """The result of a streaming call is the stream, as soon as it was sent; it keeps its place until its task ends."""
-    line: Line = call._actorsub_line
-    queue, ticket = line.queue, call._actorsub_ticket
+    plan: Plan = call._actorsub_plan
+    queue, ticket = plan.queue, call._actorsub_ticket
 
     def over(_: Any) -> None:
         # Not late, whatever happened meanwhile: the stream was its outcome.
@@ -675,7 +675,7 @@ def _hand_out_stream(call: Call, stream: Any) -> None:
     taken = queue.calls.pop(ticket, None)
     _ray_compat.on_completed(stream.completed(), over)
     if refs.is_bound():
-        stream = refs.early_result(line.actor, call._actorsub_mark, stream)
+        stream = refs.early_result(plan.actor, call._actorsub_mark, stream)
     if taken is not None:
         end(call, stream)
 
@@ -684,7 +684,7 @@ def end(call: Call, value: Any, *, failed: bool = False) -> None:
     """Ends a call that was taken out of its queue, with a value, or with an error where it has `failed`."""
     if failed:
         name = type(value).__name__ if not isinstance(value, ray.exceptions.RayTaskError) else "RayTaskError"
-        failures = call._actorsub_line.actor.call_failures
+        failures = call._actorsub_plan.actor.call_failures
         failures[name] = failures.get(name, 0) + 1
     deliver(call, value, failed=failed)
 
@@ -719,14 +719,14 @@ def _cancel_sent(call: Call) -> None:
     be ready, or it is waiting for its turn to be written. And what has arrived at such an actor runs, or is behind one
     that runs, which Ray cannot interrupt. So its calls are left alone; the outcome is dropped.
     """
-    line: Line | None = call._actorsub_line
+    plan: Plan | None = call._actorsub_plan
     sent = list(call._actorsub_refs or ())
-    if line is None or not line.cancels or not sent or watcher.is_exiting():
+    if plan is None or not plan.cancels or not sent or watcher.is_exiting():
         return
     running = watcher.ensure_if_possible()
     if running is not None:
         # Not on this thread: Ray's core is not to be shut down meanwhile, and a lock of ours keeps it from that.
-        running.send(_ask_to_cancel, line.actor.session, sent)
+        running.send(_ask_to_cancel, plan.actor.session, sent)
 
 
 def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
@@ -863,8 +863,8 @@ def _take_turn_alone(queue: _core.CallQueue) -> None:
                 call._leave_line(queue, ticket)
 
 
-def _send(queue: _core.CallQueue, ticket: int, call: Call) -> None:
-    actor = call._actorsub_line.actor
+def _send_waiting(queue: _core.CallQueue, ticket: int, call: Call) -> None:
+    actor = call._actorsub_plan.actor
     try:
         # Keeps `ray.shutdown()` out meanwhile: Ray's core would end the process.
         with _ray_compat.core_in_use(actor.session) as usable:

@@ -786,7 +786,7 @@ class ReplicaGroup:
                 return error
             started_ns = member.start()
             try:
-                line = calls.line_of(method._of(member, picker))
+                line = calls.plan_of(method._of(member, picker))
                 attempt: calls.Call = calls.new_call(calls.Call, line, call._actorsub_args, call._actorsub_kwargs)
                 # Also of one that Ray has: it cannot have run where the member turns out never to have been up.
                 again = options.retry == "always" and options.max_attempts > 1
@@ -819,7 +819,7 @@ class ReplicaGroup:
     def _admit(self, attempt: calls.Call, deadline_ns: int) -> Any:
         """calls.admit on the sender's thread."""
         after: list[Callable[[], None]] = []
-        line: calls.Line = attempt._actorsub_line
+        line: calls.Plan = attempt._actorsub_plan
         # Keeps `ray.shutdown()` out meanwhile: Ray's core would end the process.
         with _ray_compat.core_in_use(line.actor.session) as usable:
             refusal = calls.admit(attempt, deadline_ns, after) if usable else NoReplicaError(_ENDED, sent=False)
@@ -872,7 +872,7 @@ class ReplicaGroup:
         picker = self._picker
         if isinstance(call._actorsub_args, tuple):
             for member in picker.members[:1]:
-                inner = calls.line_of(method._of(member, picker)).method
+                inner = calls.plan_of(method._of(member, picker)).method
                 _ray_compat.check_arguments(inner, call._actorsub_args, call._actorsub_kwargs)
 
     def _attempt_ended(
@@ -929,7 +929,7 @@ class ReplicaGroup:
             return
         pause_ns = min(pause_ns, call._deadline_ns - _core.now_ns())
         if pause_ns <= 0:
-            _send(self._route_between, call)
+            _run_on_sender(self._route_between, call)
             return
         call._pause = next(_pauses)
         _paused[call._pause] = call
@@ -1201,7 +1201,7 @@ def _resume(pause: int) -> None:
     call = _paused.pop(pause, None)
     group = None if call is None else call._group
     if group is not None:
-        _send(group._route_between, call)
+        _run_on_sender(group._route_between, call)
 
 
 # How often this process is a fork of the one that Ray was connected in.
@@ -1216,7 +1216,7 @@ def _deadline_error(call: GroupCall) -> DeadlineExceededError:
     return DeadlineExceededError("It waited for a member.", sent=call._sent_attempts > 0)
 
 
-def _send(function: Callable[..., None], *arguments: Any) -> None:
+def _run_on_sender(function: Callable[..., None], *arguments: Any) -> None:
     while not watcher.is_exiting() and not watcher.ensure().send(function, *arguments):
         pass
 

@@ -1,8 +1,8 @@
 """Object refs whose outcome fails when their actor does, and `get` and `wait` that know it.
 
 A call that was sent ends in one of two ways, whichever comes first: Ray delivers its outcome, or the watcher finds
-that the incarnation which had the call is gone. An `Outcome` stands for one party that waits for one ref; taking it
-out of `actor.outcomes` decides who ends it, and only one can.
+that the incarnation which had the call is gone. A `Party` waits for the outcome of one ref; taking it
+out of `actor.parties` decides who ends it, and only one can.
 
 Calls that Ray itself would resend (`max_task_retries`) are never failed early: their refs are Ray's.
 """
@@ -38,7 +38,7 @@ class _Hub:
         # Keeps the ref alive until its outcome is there, as Ray's futures do.
         self.ref = ref
         # Whoever takes a party out of here tells it, or knows that it is not to be told.
-        self.parties: dict[Outcome, None] = {}
+        self.parties: dict[Party, None] = {}
         # Ray has the callback. Who comes in the middle of the asking, in a signal handler say, asks once more.
         self.is_asked = False
         # Its parties are being told, or were: nobody may be sure to be told who comes now.
@@ -56,7 +56,7 @@ class _Hub:
         for party in self.take_parties():
             fenced("taking in an outcome", party.arrived, value, failed)
 
-    def take_parties(self) -> Iterator[Outcome]:
+    def take_parties(self) -> Iterator[Party]:
         while self.parties:
             try:
                 yield self.parties.popitem()[0]
@@ -71,7 +71,7 @@ _hubs: dict[bytes, _Hub] = {}
 _TOLD = object()
 
 
-class Outcome:
+class Party:
     """One party that waits for the outcome of one call."""
 
     __slots__ = ("actor", "lost", "mark", "ref")
@@ -86,7 +86,7 @@ class Outcome:
     def start(self) -> None:
         actor = self.actor
         if actor is not None:
-            actor.outcomes[self] = None
+            actor.parties[self] = None
         self._ask()
         if actor is None:
             return
@@ -117,7 +117,7 @@ class Outcome:
         """Nobody waits any more; what arrives later is nobody's."""
         actor = self.actor
         if actor is not None:
-            actor.outcomes.pop(self, None)
+            actor.parties.pop(self, None)
         self._leave()
 
     def _leave(self) -> None:
@@ -137,7 +137,7 @@ class Outcome:
         if actor is None:
             self.deliver(value)
             return
-        if actor.outcomes.pop(self, self) is self:
+        if actor.parties.pop(self, self) is self:
             # `pop` gave the default: failed early, or nobody waits any more.
             if self.lost:
                 actor.late_replies += 1
@@ -153,7 +153,7 @@ class Outcome:
         raise NotImplementedError
 
 
-class _LoopOutcome(Outcome):
+class _LoopParty(Party):
     """`await`: ends an asyncio future on its loop's thread."""
 
     __slots__ = ("_future", "_loop")
@@ -182,7 +182,7 @@ class _Future(concurrent.futures.Future):  # type: ignore[type-arg]
             fenced("a callback of a future", callback, self)
 
 
-class _FutureOutcome(Outcome):
+class _FutureParty(Party):
     """`.future()`: ends a concurrent.futures.Future."""
 
     __slots__ = ("_future",)
@@ -196,7 +196,7 @@ class _FutureOutcome(Outcome):
             end_future(self._future, value)
 
 
-class _CountedOutcome(Outcome):
+class _CountedParty(Party):
     """One of several that a blocked thread waits for.
 
     Where Ray can, it says only that the value is there, and the thread that waits unpickles it: Ray's own thread would
@@ -236,14 +236,14 @@ class _CountedOutcome(Outcome):
 
 
 # Ray has them told when the value is there: the connection over which.
-_told_ready: dict[_CountedOutcome, Any] = {}
+_told_ready: dict[_CountedParty, Any] = {}
 # Stands for a value that Ray has and nobody has unpickled yet.
 _THERE: Any = object()
 
 
 def end_future(future: Any, value: Any) -> None:
     """Ends a future of asyncio or concurrent.futures, which must not have ended on another thread, as a wait for a ref
-    ends (Outcome.deliver)."""
+    ends (Party.deliver)."""
     if isinstance(value, ray.exceptions.RayError):
         fail_future(future, value)
     elif not future.done():
@@ -276,18 +276,18 @@ class ObjectRef(ray.ObjectRef):
     def __await__(self) -> Any:
         loop = asyncio.get_running_loop()
         future = loop.create_future()
-        outcome = _LoopOutcome(self, loop, future)
-        future.add_done_callback(outcome.stop_if_cancelled)
-        outcome.start()
+        party = _LoopParty(self, loop, future)
+        future.add_done_callback(party.stop_if_cancelled)
+        party.start()
         return future.__await__()
 
     def future(self) -> concurrent.futures.Future[Any]:
         future: concurrent.futures.Future[Any] = _Future()
         # As with Ray's: who keeps the future keeps the object.
         future.object_ref = self  # type: ignore[attr-defined]
-        outcome = _FutureOutcome(self, future)
-        future.add_done_callback(outcome.stop_if_cancelled)
-        outcome.start()
+        party = _FutureParty(self, future)
+        future.add_done_callback(party.stop_if_cancelled)
+        party.start()
         return future
 
     def as_future(self, _internal: bool = False) -> asyncio.Future[Any]:
@@ -471,10 +471,10 @@ class _Gathering:
                 "that ends such waits. Block on another thread"
             )
         self._end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        outcomes = [_CountedOutcome(ref, self, index) for index, ref in enumerate(self.refs)]
+        parties = [_CountedParty(ref, self, index) for index, ref in enumerate(self.refs)]
         try:
-            for outcome in outcomes:
-                outcome.start()
+            for party in parties:
+                party.start()
             in_task = _ray_compat.is_task_thread()
             held_up = _ray_compat.holds_up_outcomes() and _has_callbacks()
             while len(self.values) < wanted:
@@ -497,8 +497,8 @@ class _Gathering:
                     return True
             return True
         finally:
-            for outcome in outcomes:
-                outcome.stop()
+            for party in parties:
+                party.stop()
 
     def _left_s(self) -> float | None:
         return None if self._end_s is None else max(0.0, self._end_s - time.monotonic())
@@ -678,28 +678,28 @@ def wait(
 def has_lost(actor: _core.Actor) -> bool:
     """True when somebody waits for a call that was lost."""
     losses = actor.losses()
-    return any(outcome.mark < losses for outcome in list(actor.outcomes))
+    return any(party.mark < losses for party in list(actor.parties))
 
 
 def fail_lost(actor: _core.Actor) -> None:
     """Ends every wait for a call that was lost, unless its outcome has arrived after all. On the watcher's thread."""
     losses = actor.losses()
-    lost = [outcome for outcome in list(actor.outcomes) if outcome.mark < losses]
+    lost = [party for party in list(actor.parties) if party.mark < losses]
     if not lost:
         return
-    refs = list(dict.fromkeys(outcome.ref for outcome in lost))
+    refs = list(dict.fromkeys(party.ref for party in lost))
     # What Ray has already it is about to deliver.
     arrived = _ray_compat.arrived(actor.session, refs)
     if arrived is None:
         return
-    for outcome in lost:
-        if outcome.ref in arrived:
+    for party in lost:
+        if party.ref in arrived:
             continue
         # Before `pop`: whoever finds it taken has to know why.
-        outcome.lost = True
-        if actor.outcomes.pop(outcome, outcome) is not outcome:
+        party.lost = True
+        if actor.parties.pop(party, party) is not party:
             actor.failed_early += 1
-            outcome.deliver(errors.loss(actor))
+            party.deliver(errors.loss(actor))
 
 
 def is_bound() -> bool:
@@ -725,8 +725,8 @@ def end_all() -> None:
         fenced("ending a wait", _end_unheard, party)
 
 
-def _end_unheard(party: Outcome) -> None:
+def _end_unheard(party: Party) -> None:
     actor = party.actor
-    if actor is None or actor.outcomes.pop(party, party) is not party:
+    if actor is None or actor.parties.pop(party, party) is not party:
         actor_id = None if actor is None else actor.key.hex()
         party.deliver(errors.ActorUnavailableError("The connection to Ray ended.", actor_id=actor_id))

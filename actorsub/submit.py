@@ -37,7 +37,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if watcher.is_exiting() and _ray_compat.session_token() is None:
         # Not Ray's to answer: from a thread that lives on, it would start a new cluster in an interpreter that ends.
         raise errors.refusal(actor, "The connection to Ray has ended, and the interpreter ends.")
-    error, mark = admit(actor, method._actorsub_policy, method._actorsub_wish)
+    error, mark = pass_gate(actor, method._actorsub_policy, method._actorsub_wish)
     if error is None:
         result = method._actorsub_submit(mark, args, kwargs)
         actor.used = True
@@ -45,7 +45,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return refused(method, error, args, kwargs)
 
 
-def admit(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
+def pass_gate(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
     """(None, mark) when the call may go to Ray now; (error, mark) when the refusal is to be a failed ref.
 
     `mark` is `losses()` from before the deciding look: the call is lost when there are more.

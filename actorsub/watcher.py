@@ -562,7 +562,7 @@ class Watcher:
             final = actor.state_name == "dead" or (actor.row is not None and not actor.row.restarts_left)
             actor.fail_at_s = actor.grace_over_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
             actor.exit_limit_s = now_s + EXIT_LIMIT_S if final and actor.belief()[1] == "process" else 0.0
-        if not actor.outcomes and not any(queue.calls for queue in actor.queues.values()):
+        if not actor.parties and not any(queue.calls for queue in actor.queues.values()):
             actor.fail_at_s = 0.0
             return _NEVER
         if not actor.fail_at_s and (above.refs.has_lost(actor) or above.calls.has_lost(actor)):

@@ -162,7 +162,7 @@ class Subject:
     @property
     def waiting(self) -> int:
         """How many wait for an outcome, in this process."""
-        return len(self.handle._actorsub_actor.outcomes)
+        return len(self.handle._actorsub_actor.parties)
 
     def path(self, name: str) -> str:
         return str(self.directory / name)

@@ -75,7 +75,7 @@ def test_cancelled_awaits_leave_nothing(restartable: Maker, tmp_path: pathlib.Pa
 
     asyncio.run(run())
     assert ref.future().cancel()
-    assert len(one.handle._actorsub_actor.outcomes) == 0
+    assert len(one.handle._actorsub_actor.parties) == 0
     gate.touch()
     assert actorsub.get(ref, timeout=PATIENCE_S) == "done"
 
@@ -250,7 +250,7 @@ def test_waits_end_with_the_connection(ray_local: None) -> None:
         threads = [threading.Thread(target=block), threading.Thread(target=loop)]
         for thread in threads:
             thread.start()
-        wait_until(lambda: len(one.handle._actorsub_actor.outcomes) == 2)
+        wait_until(lambda: len(one.handle._actorsub_actor.parties) == 2)
         ray.shutdown()
         for thread in threads:
             thread.join(30)

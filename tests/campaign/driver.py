@@ -300,7 +300,7 @@ class Campaign:
             "descriptors": dict(descriptors),
             "slots": _core.slot_count(),
             "calls": sum(isinstance(one, actorsub.Call) for one in gc.get_objects()),
-            "outcomes": sum(len(actor.outcomes) for actor in _core.live_actors()),
+            "outcomes": sum(len(actor.parties) for actor in _core.live_actors()),
         }
 
     def _look_at_levels(self, before: dict[str, Any]) -> None:
