@@ -30,7 +30,7 @@ import ray.cloudpickle
 
 from actorsub import _core, _ray_compat, errors, refs, submit, watcher
 from actorsub.errors import QueueFullError
-from actorsub.fence import Wakeup, as_exception, fenced, log_failure
+from actorsub.fence import Wakeup, as_exception, fenced, is_interrupt, log_failure
 
 logger = logging.getLogger("actorsub")
 
@@ -201,7 +201,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         self._refuse_in_child()
         taken_back, release = plan.queue.cancel(self._actorsub_ticket)
         if release:
-            call_sender(plan.queue)
+            call_sender_in_passing(plan.queue)
         if taken_back is None:
             return self.cancelled()
         if not taken_back:
@@ -409,7 +409,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         queue = plan.queue
         call, release = queue.complete(self._actorsub_ticket)
         if release:
-            call_sender(queue)
+            call_sender_in_passing(queue)
         if call is None:
             queue.late += 1
             if failed:
@@ -669,7 +669,7 @@ def _hand_out_stream(call: Call, stream: Any) -> None:
         # Not late, whatever happened meanwhile: the stream was its outcome.
         _, release = queue.complete(ticket)
         if release:
-            call_sender(queue)
+            call_sender_in_passing(queue)
 
     # Taken out first: from here on only its place in the window is the queue's.
     taken = queue.calls.pop(ticket, None)
@@ -835,6 +835,23 @@ def call_sender(queue: _core.CallQueue) -> None:
             raise
 
 
+#: Until the sender is tried again where its thread could not be started.
+SENDER_RETRY_NS = 1_000_000_000
+
+
+def call_sender_in_passing(queue: _core.CallQueue) -> None:
+    """The same for whoever ends a call and has only made room for others: the end comes first, so nothing is raised.
+    Where the sender cannot be started it is tried again, by and by."""
+    try:
+        call_sender(queue)
+    except BaseException as error:
+        if is_interrupt(error):
+            raise
+        log_failure("starting the thread that sends what waits in line")
+        if _core.sentinel_runs():
+            _core.call_later(SENDER_RETRY_NS, functools.partial(call_sender_in_passing, queue))
+
+
 # Held by the sender during a turn: `shutdown()` waits for it for a while only, and the next one may have begun.
 _turn = threading.Lock()
 
@@ -911,7 +928,7 @@ def expire(number: int) -> None:
 def _expire(queue: _core.CallQueue) -> None:
     ended, release = queue.expire()
     if release:
-        call_sender(queue)
+        call_sender_in_passing(queue)
     end_all(ended)
 
 
@@ -924,7 +941,7 @@ def review(actor: _core.Actor) -> None:
 def review_queue(queue: _core.CallQueue) -> None:
     ended, release = queue.review()
     if release:
-        call_sender(queue)
+        call_sender_in_passing(queue)
     end_all(ended)
 
 
@@ -966,7 +983,7 @@ def fail_lost(actor: _core.Actor) -> None:
         keep = {call for call in calls if all(ref in arrived for ref in call._actorsub_refs)}
         ended, release = queue.fail_lost(keep)
         if release:
-            call_sender(queue)
+            call_sender_in_passing(queue)
         end_all(ended)
 
 
@@ -1016,7 +1033,7 @@ def take_back_waiting() -> None:
                 taken_back, release = queue.cancel(ticket)
                 if release:
                     # Somebody else made a call meanwhile.
-                    call_sender(queue)
+                    call_sender_in_passing(queue)
                 if taken_back:
                     queue.withdrawn += 1
                     error = errors.refusal(actor, "actorsub.shutdown() was called while the call waited.")

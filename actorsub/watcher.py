@@ -157,7 +157,9 @@ class _Background:
             try:
                 thread.start()
             except BaseException:
-                del self._running["thread"]
+                # A Ctrl-C, or what another signal handler raised, may come when it runs already.
+                if thread.ident is None:
+                    self._running.pop("thread", None)
                 raise
 
     def stop(self, timeout_s: float) -> None:
@@ -172,6 +174,9 @@ class _Background:
         return self._running.get("thread") is threading.current_thread()
 
     def _run(self) -> None:
+        if not self.owns_current_thread():
+            # Given up while it was being started; the next request starts another.
+            return
         try:
             self._do_requests()
         finally:
@@ -371,11 +376,21 @@ class Watcher:
         # Timers ended with the sentinel that kept them.
         above.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
-        try:
-            self._thread.start()
-        except BaseException:
+
+    def start(self) -> None:
+        """Raises RuntimeError where no thread can be started."""
+        self._thread.start()
+
+    def abandon(self) -> None:
+        """Nobody will know of it. Its threads, if they were started, end by themselves."""
+        self._stopping = True
+        self._background.stop(0.0)
+        self._sender.stop(0.0)
+        if self._thread.ident is None:
             _core.stop_sentinel()
-            raise
+        else:
+            # The sentinel runs on, for the next watcher.
+            self.nudge()
 
     def nudge(self) -> None:
         """Looks at everything now."""
@@ -696,7 +711,15 @@ def ensure() -> Watcher:
                     )
                 _is_starting = True
                 try:
-                    watcher = _watcher = Watcher()
+                    watcher = Watcher()
+                    try:
+                        watcher.start()
+                        _watcher = watcher
+                    except BaseException:
+                        # Also a Ctrl-C, or what another signal handler raised, when the thread was started already.
+                        _watcher = None
+                        watcher.abandon()
+                        raise
                 finally:
                     _is_starting = False
     return watcher

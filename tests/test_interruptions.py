@@ -107,6 +107,65 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(
     assert handle.echo.call(7).result(PATIENCE_S) == 7
 
 
+def test_where_the_sender_cannot_be_started_the_call_that_made_room_ends(
+    handle: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the others go once it can be."""
+    actorsub.shutdown()
+    wait_until(lambda: not ours())
+    start = threading.Thread.start
+    refused = threading.Event()
+
+    def refuse(self: threading.Thread) -> None:
+        if self.name == "actorsub-sender":
+            refused.set()
+            raise RuntimeError("can't start new thread")
+        start(self)
+
+    monkeypatch.setattr("actorsub.calls.SENDER_RETRY_NS", 50_000_000)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        first = handle.sleep.options(max_in_flight=1).call(0.3)
+        second = handle.echo.options(max_in_flight=1).call(2)
+        assert first.result(PATIENCE_S) is None
+        assert refused.wait(PATIENCE_S)
+        assert not second.done()
+    assert second.result(PATIENCE_S) == 2
+
+
+@pytest.mark.parametrize("name", ["actorsub-watcher", "actorsub-sender", "actorsub-table"])
+def test_a_ctrl_c_while_a_thread_is_being_started_leaves_none(
+    handle: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    actorsub.shutdown()
+    wait_until(lambda: not ours())
+    start = threading.Thread.start
+    interrupted: list[threading.Thread] = []
+
+    def start_and_interrupt(self: threading.Thread) -> None:
+        start(self)
+        if self.name == name and not interrupted:
+            interrupted.append(self)
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start_and_interrupt)
+        try:
+            use_all_threads(handle)
+        except KeyboardInterrupt:
+            assert interrupted
+        wait_until(lambda: interrupted)
+    use_all_threads(handle)
+    # One of each, and no other: the one that was interrupted goes on, or has ended.
+    wait_until(lambda: len({thread.name for thread in ours()}) == len(ours()), what="one thread of each name")
+    assert {thread.name for thread in ours()} >= {"actorsub-watcher", "actorsub-sender"}
+
+
+def use_all_threads(handle: Any) -> None:
+    calls = [handle.echo.options(max_in_flight=1).call(i) for i in range(3)]
+    assert [call.result(PATIENCE_S) for call in calls] == [0, 1, 2]
+
+
 WAITS = """
     import itertools, signal, sys, threading, time, faulthandler
     from actorsub import refs
