@@ -231,7 +231,8 @@ def test_a_process_that_ends_elsewhere(far_node: FarNode, tmp_path: pathlib.Path
     error = future.exception(PATIENCE_S)
     assert isinstance(error, actorsub.ActorUnavailableError)
     assert (error.sent, error.incarnation) == (True, 0)
-    assert error.evidence in ("connection", "ray")
+    # What was known last: the refused dial, or what Ray and its table say after it. Never the process.
+    assert error.evidence in ("connection", "ray", "table")
     assert times[0] - begin_s < EARLY_S
     print(f"process elsewhere killed: in flight {ms(times[0] - begin_s)}, by {error.evidence}")
     wait_for_state(handle, ActorState.ALIVE, timeout_s=PATIENCE_S)
