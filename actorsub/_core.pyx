@@ -1,10 +1,10 @@
 # cython: language_level=3, binding=False, embedsignature=True, auto_pickle=False, autotestdict=False
 """The compiled core: an actor's state, and the gate that every `.remote()` of a wrapped handle passes.
 
-Nothing here imports Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`), how Ray's
-core takes a call (`bind_direct`), which of Ray's refs take another class (`bind_refs`), and which Python classes to
-return and raise (`bind_types`). What it is about has Ray's shape all the same: `give` and `remote` pass the arguments of
-Ray's `submit_actor_task` in their order, which `_ray_compat.direct_binding` compares with the installed Ray.
+Nothing here imports Ray. The Python layer hands in, once, where Ray's local actor state is read (`bind_ray`), how
+Ray's core takes a call (`bind_direct`), which of Ray's refs take another class (`bind_refs`), and which Python classes
+to return and raise (`bind_types`). It knows the shape of Ray's call all the same: `give` and `remote` pass the
+arguments of Ray's `submit_actor_task` in their order, which `_ray_compat` compares with the installed Ray.
 
 Threads: everything here runs with the GIL. It is released in two places, because only they can block:
 `wait_for_events` and `stop_sentinel`.
