@@ -1232,7 +1232,8 @@ def test_shutdown_while_others_call(subject: Maker) -> None:
     errors = [call.exception() for call in made]
     assert all(error is None or (not error.sent and "shutdown" in str(error)) for error in errors)
     wait_until(lambda: idle(one.counters))
-    # The threads that were started last are whole.
+    # The next use starts the threads again, where the last shutdown() came after everybody's last use; they are whole.
+    assert method.call("after").result(PATIENCE_S) == "after"
     assert _core.sentinel_runs()
     one.watch()
 
