@@ -319,8 +319,14 @@ def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], Non
 
 
 def is_read_first(actor: _core.Actor, error: Any) -> bool:
-    """True where the table may know that the actor was never up, which this process did not see."""
-    if actor.was_up or errors.kind_of(error) is not errors.Kind.DIED or _exiting:
+    """True where the table may know that the actor was never up, which this process did not see.
+
+    Where the constructor failed that may be so although the actor was seen up: for a moment the table says ALIVE of an
+    actor whose constructor has just ended, however it ended.
+    """
+    if errors.kind_of(error) is not errors.Kind.DIED or _exiting:
+        return False
+    if actor.was_up and not getattr(error, "actor_init_failed", False):
         return False
     return actor.row is None or actor.row.state != "dead"
 

@@ -531,6 +531,19 @@ def test_calls_of_an_actor_that_never_was_cannot_have_run(why: str, max_restarts
     assert actorsub.state(handle) is actorsub.ActorState.DEAD
 
 
+def test_a_constructor_that_fails_leaves_no_doubt_though_the_table_said_alive(ray_local: None) -> None:
+    """As Ray's does for a moment between the end of a constructor and the look at how it ended."""
+    handle = actorsub.remote(num_cpus=0)(Teller).remote(0.5, True)
+    actor = handle._actorsub_actor
+    call = handle.pid.call()
+    future = handle.pid.remote().future()
+    actor.apply("table", "alive", 0, actor.version)
+    assert actor.was_up
+    for error in (end_of(call), future.exception(PATIENCE_S)):
+        assert isinstance(error, ray.exceptions.ActorDiedError)
+        assert (error.sent, error.state.value, error.incarnation) == (False, "dead", 0)  # type: ignore[attr-defined]
+
+
 def test_a_call_that_ray_cancelled_is_certified(ray_local: None) -> None:
     handle = actorsub.remote(num_cpus=0)(AsyncTeller).remote()
     call = handle.sleep.call()
