@@ -1601,7 +1601,7 @@ cdef class GroupMember:
     cdef readonly GroupState group
     cdef readonly Actor actor
     cdef readonly object handle
-    # What group.py makes of the handle's methods. Here, so that a member that was removed takes them with it.
+    # What group_call.py makes of the handle's methods. Here, so that a member that was removed takes them with it.
     cdef readonly dict methods
     cdef unsigned long generation
 

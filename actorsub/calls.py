@@ -16,19 +16,16 @@ import collections.abc
 import concurrent.futures
 import contextlib
 import functools
-import io
 import logging
 import math
-import pickle
 import threading
 import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import ray
-import ray.cloudpickle
 
-from actorsub import _core, _ray_compat, errors, refs, submit, watcher
+from actorsub import _core, _ray_compat, errors, frozen, refs, submit, watcher
 from actorsub.errors import QueueFullError
 from actorsub.fence import Wakeup, as_exception, fenced, is_interrupt, log_failure
 
@@ -588,13 +585,12 @@ def _refused(actor: _core.Actor, *, is_dead: bool) -> Any:
 
 
 def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
-    """Takes the arguments of a call that waits as they are now: what the caller does with its objects after this is not
-    what it asked for. The sender leaves the call alone until then.
+    """Takes the arguments of a call that waits as they are now. The sender leaves the call alone until then.
 
     `release`: what admit() said. Raises where the arguments do not fit, or cannot be pickled.
     """
     _check_arguments(call)
-    freeze(call)
+    frozen.freeze(call)
     call._actorsub_unready = False
     if release or queue.is_stalled:
         queue.is_stalled = False
@@ -606,7 +602,7 @@ def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
 
 def _check_arguments(call: Call) -> None:
     """Wrong ones are the caller's mistake whatever the actor does, and Ray reports them at submit."""
-    if not isinstance(call._actorsub_args, _Frozen):
+    if not isinstance(call._actorsub_args, frozen.Frozen):
         _ray_compat.check_arguments(call._actorsub_plan.method, call._actorsub_args, call._actorsub_kwargs)
 
 
@@ -626,7 +622,7 @@ def _give(call: Call) -> Callable[[], None] | None:
     Returns what is left to do once no lock is held: where the call has its outcome already, to end it.
     """
     plan: Plan = call._actorsub_plan
-    args, kwargs = _thawed(call)
+    args, kwargs = frozen.thawed(call)
     not_taken: TypeError | None = None
     try:
         given = _core.give(plan.submission, plan.remote_call, plan.actor, args, kwargs)
@@ -638,7 +634,7 @@ def _give(call: Call) -> Callable[[], None] | None:
     if not_taken is not None:
         # Ray's complaint about an argument that cannot be pickled is full of what is in it.
         _check_arguments(call)
-        _refuse_unpicklable(args, kwargs)
+        frozen.refuse_unpicklable(args, kwargs)
         raise not_taken
     _let_go(call)
     plan.actor.used = True
@@ -738,84 +734,6 @@ def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
                 except BaseException:
                     # What runs, runs on; its outcome is nobody's.
                     logger.debug("Ray could not cancel a call", exc_info=True)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Arguments of calls that wait: a copy, taken when the call was made.
-
-
-# Immutable, and pickled by Ray without any doubt.
-_PLAIN = (int, float, str, bytes, bool, type(None), ray.ObjectRef)
-
-
-class _Frozen:
-    """Pickled arguments. Refs and handles are kept beside the bytes, so that they stay counted."""
-
-    __slots__ = ("_bytes", "_kept")
-
-    def __init__(self, arguments: Any) -> None:
-        self._kept: list[Any] = []
-        buffer = io.BytesIO()
-        _Freezer(buffer, self._kept).dump(arguments)
-        self._bytes = buffer.getvalue()
-
-    def thaw(self) -> Any:
-        return _Thawer(self._bytes, self._kept).load()
-
-
-# Methods of classes, and not attributes of their objects, which Python 3.13.0 does not take.
-
-
-class _Freezer(ray.cloudpickle.CloudPickler):
-    def __init__(self, buffer: io.BytesIO, kept: list[Any]) -> None:
-        super().__init__(buffer)
-        self._kept = kept
-
-    def persistent_id(self, thing: Any) -> int | None:
-        if isinstance(thing, (ray.ObjectRef, ray.ObjectRefGenerator, ray.actor.ActorHandle)):
-            self._kept.append(thing)
-            return len(self._kept) - 1
-        return None
-
-
-class _Thawer(pickle.Unpickler):
-    def __init__(self, data: bytes, kept: list[Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._kept = kept
-
-    def persistent_load(self, number: Any) -> Any:
-        return self._kept[number]
-
-
-def freeze(call: Call) -> None:
-    args, kwargs = call._actorsub_args, call._actorsub_kwargs
-    if args is None or isinstance(args, _Frozen) or all(type(value) in _PLAIN for value in (*args, *kwargs.values())):
-        return
-    try:
-        frozen = _Frozen((args, kwargs))
-    except TypeError:
-        _refuse_unpicklable(args, kwargs)
-        raise
-    call._actorsub_args, call._actorsub_kwargs = frozen, None
-
-
-def _refuse_unpicklable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises a TypeError that names the argument that cannot be pickled by its place and type, not by its contents,
-    which are nobody's business but the caller's. Other errors than TypeErrors are let out as they are, as Ray does."""
-    places = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
-    places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
-    for place, value in places:
-        try:
-            _Frozen(value)
-        except TypeError as error:
-            raise TypeError(
-                f"Could not serialize {place} of a call, of type {type(value).__qualname__}: {error}"
-            ) from error
-
-
-def _thawed(call: Call) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    args = call._actorsub_args
-    return args.thaw() if isinstance(args, _Frozen) else (args, call._actorsub_kwargs)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

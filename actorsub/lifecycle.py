@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import ray
 
-from actorsub import _core, _ray_compat, calls, group, handle, refs, submit, supply, watcher
+from actorsub import _core, _ray_compat, calls, group_call, handle, members, refs, submit, supply, watcher
 from actorsub.errors import ActorState, ActorUnavailableError
 from actorsub.fence import fenced
 
@@ -30,7 +30,7 @@ class Step(NamedTuple):
 
 #: `ray.shutdown()`, before the connection ends.
 BEFORE_DISCONNECT = (
-    Step(group.end_factories, "a factory may be inside Ray, whose core ends the process of who calls it later"),
+    Step(members.end_factories, "a factory may be inside Ray, whose core ends the process of who calls it later"),
 )
 
 #: The same, once the connection has ended and before Ray's core is taken out of its worker. Ray calls nobody back now,
@@ -39,7 +39,7 @@ AFTER_DISCONNECT = (
     Step(watcher.end_session, "first: whoever is told below finds that the actors are over"),
     Step(refs.end_all, "waits for refs"),
     Step(calls.close_all, "Calls to actors, after the waits that some of them have for their arguments"),
-    Step(group.close_all, "Calls to groups, last: the attempts of theirs that ended above are to find no other member"),
+    Step(members.close_all, "Calls to groups, last: attempts that ended above are to find no other member"),
 )
 
 #: In the child of a fork, where only the thread that forked is left, and any lock may have been held by another.
@@ -47,12 +47,13 @@ AFTER_FORK_IN_CHILD = (
     Step(_core.after_fork_in_child, "first: the actors, calls and descriptors of the parent are forgotten"),
     Step(_ray_compat.after_fork_in_child, "the parent's connection is not to be used"),
     Step(watcher.after_fork_in_child, "there are no threads; the next use starts them"),
-    Step(group.after_fork_in_child, "groups of the parent refuse what they are asked"),
+    Step(members.after_fork_in_child, "groups of the parent refuse what they are asked"),
 )
 
 #: `shutdown()`, once the threads have stopped: calls that only they could go on with.
 AFTER_STOP = (
-    Step(group.take_back_waiting, "first: their attempts are Calls to actors, and would be made again elsewhere"),
+    Step(group_call.take_back_paused, "first: Calls to groups, whose attempts would be made again at other members"),
+    Step(members.take_back_waiting, "those that wait for any member"),
     Step(calls.take_back_waiting, "those that wait in an actor's line"),
 )
 

@@ -197,7 +197,7 @@ def test_a_balancer(restartable: MakeRestartable, leave: type[BaseException]) ->
 def test_a_factory(
     ray_local: None, leave: type[BaseException], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("actorsub.group.FACTORY_PAUSE_S", 0.05)
+    monkeypatch.setattr("actorsub.members.FACTORY_PAUSE_S", 0.05)
     create = actorsub.remote(num_cpus=0)(Worker).remote
     tries = itertools.count()
 

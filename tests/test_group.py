@@ -37,6 +37,7 @@ from actorsub import (
     QueueFullError,
     ReplicaGroup,
 )
+from actorsub.members import Members
 
 PATIENCE_S = 60.0
 #: Ray tells the caller of a lost call after 1.5 to 2.0 s. Whoever knows before this did not wait for that.
@@ -330,7 +331,7 @@ def test_options_of_a_method_are_checked_where_they_are_written(trio: Pool) -> N
         hashed.who.remote()
     # Options add up, and the nearest wins.
     once = group.echo.options(retry="never", timeout_s=5.0).options(timeout_s=6.0)
-    assert (once._options.retry, once._options.policy.timeout_s) == ("never", 6.0)
+    assert (once._method.options.retry, once._method.options.policy.timeout_s) == ("never", 6.0)
     assert group.echo.options(retry="never").call(7).result(PATIENCE_S) == 7
 
 
@@ -395,8 +396,8 @@ def test_membership(trio: Pool) -> None:
 
 def test_a_thousand_members_are_put_together_at_once(trio: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    original = ReplicaGroup._make_picker
-    monkeypatch.setattr(ReplicaGroup, "_make_picker", lambda self, members: made.append(1) or original(self, members))
+    original = Members._make_picker
+    monkeypatch.setattr(Members, "_make_picker", lambda self, members: made.append(1) or original(self, members))
     ReplicaGroup(trio.handles)
     assert len(made) == 2, "one for each member would be quadratic"
 
@@ -719,8 +720,8 @@ def test_resends_are_bounded(make: Callable[..., Pool]) -> None:
     for member in pool:
         wait_for_state(member.handle, ActorState.ALIVE, timeout_s=PATIENCE_S)
     # The budget is taken, and will be for longer than this test lasts.
-    group._budget._tokens.clear()
-    group._budget._filled_s[:] = [time.monotonic() + 3600]
+    group._judge.budget._tokens.clear()
+    group._judge.budget._filled_s[:] = [time.monotonic() + 3600]
     error = outcome(group.crash.call())
     assert len(error.attempts) == 1 and error.sent
     assert counted(group, "budget_exhausted") == 1 and counted(group, "resent") == 1
@@ -786,8 +787,8 @@ def test_cancel(make: Callable[..., Pool]) -> None:
 
 def test_cancel_between_two_attempts(make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     """It was sent once, so it does not count as cancelled, and it is not sent again."""
-    monkeypatch.setattr("actorsub.group.RETRY_PAUSE_S", 1000.0)
-    monkeypatch.setattr("actorsub.group.MAX_RETRY_PAUSE_S", 1000.0)
+    monkeypatch.setattr("actorsub.group_call.RETRY_PAUSE_S", 1000.0)
+    monkeypatch.setattr("actorsub.group_call.MAX_RETRY_PAUSE_S", 1000.0)
     monkeypatch.setattr("random.uniform", lambda low, high: high)
     pool = make(3)
     group = ReplicaGroup(pool.handles, retry="always", max_attempts=5, is_failure=lambda error: True)
@@ -971,7 +972,7 @@ def test_a_factory_replaces_members_that_died_for_good(
     make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C1, and all of them at one moment: that is no failure of the factory."""
-    monkeypatch.setattr("actorsub.group.FACTORY_PAUSE_S", 1000.0)
+    monkeypatch.setattr("actorsub.members.FACTORY_PAUSE_S", 1000.0)
     pool, spare = make(3, max_restarts=0), make(3)
     handles = iter(spare.handles)
     threads = set()
@@ -1068,9 +1069,9 @@ def test_a_factory_may_use_actorsub_and_block(make: Callable[..., Pool]) -> None
 def test_a_factory_that_fails_is_asked_later_and_at_last_no_more(
     make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("actorsub.group.FACTORY_PAUSE_S", 0.02)
-    monkeypatch.setattr("actorsub.group.MAX_FACTORY_PAUSE_S", 0.1)
-    monkeypatch.setattr("actorsub.group.MAX_FACTORY_FAILURES", 5)
+    monkeypatch.setattr("actorsub.members.FACTORY_PAUSE_S", 0.02)
+    monkeypatch.setattr("actorsub.members.MAX_FACTORY_PAUSE_S", 0.1)
+    monkeypatch.setattr("actorsub.members.MAX_FACTORY_FAILURES", 5)
     pool = make(2, max_restarts=0)
     asked: list[float] = []
     dead = pool[0].handle
@@ -1128,7 +1129,7 @@ def is_free(name: str) -> bool:
 
 def test_a_named_actor_is_created_anew(make: Callable[..., Pool], monkeypatch: pytest.MonkeyPatch) -> None:
     """D4."""
-    monkeypatch.setattr("actorsub.group.FACTORY_PAUSE_S", 0.05)
+    monkeypatch.setattr("actorsub.members.FACTORY_PAUSE_S", 0.05)
     name = f"named-{os.getpid()}"
     pool = make(1, max_restarts=0, name=name)
     group = ReplicaGroup(
@@ -1315,7 +1316,7 @@ def test_remote(make: Callable[..., Pool]) -> None:
     assert ray.get(refs[1], timeout=PATIENCE_S) == other
     # The first refusal is the end under "never": in the shape of the policy.
     refused = ReplicaGroup([member.handle], retry="never")
-    refused._pick = lambda picker, key, tried: (picker.members[0], 0)  # type: ignore[method-assign]
+    refused._members.pick = lambda picker, key, tried: (picker.members[0], 0)  # type: ignore[method-assign]
     with pytest.raises(ActorUnavailableError) as raised:
         actorsub.get(refused.who.remote(), timeout=PATIENCE_S)
     assert not raised.value.sent

@@ -135,3 +135,10 @@ def test_help_tells_every_option_state_and_field() -> None:
     fields = inspect.getdoc(actorsub.ActorUnavailableError) or ""
     for name in ("actor_id", "sent", "state", "evidence", "incarnation", "detail"):
         assert f"\n    {name}: " in fields, name
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_no_class_is_longer_than_can_be_read(name: str) -> None:
+    for node in ast.walk(MODULES[name]):
+        if isinstance(node, ast.ClassDef):
+            assert (node.end_lineno or 0) - node.lineno < 400, node.name
