@@ -807,6 +807,10 @@ void PickAndEnd(int threads, int members, BalancerKind kind) {
       member.OnEnd(outcome, kMs, now.load(), call.pick.probe);
     };
     for (int step = 0; step < kSteps / threads; ++step) {
+      // Also where nobody can be picked: else, once all are down, nobody would come up again.
+      if (threads == 1 && random.OneIn(20)) {
+        random.OneIn(2) ? world.Down(random.Below(members)) : world.Up(random.Below(members));
+      }
       PickRequest request;
       request.key = random.Word();
       request.now_ns = now.fetch_add(10 * kNsPerUs);
@@ -828,9 +832,6 @@ void PickAndEnd(int threads, int members, BalancerKind kind) {
         std::swap(running[which], running.back());
         end(running.back());
         running.pop_back();
-      }
-      if (threads == 1 && random.OneIn(20)) {
-        random.OneIn(2) ? world.Down(random.Below(members)) : world.Up(random.Below(members));
       }
     }
     for (const Running& call : running) end(call);

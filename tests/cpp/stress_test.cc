@@ -253,7 +253,7 @@ void AcquireAndDrop(int threads) {
       if (ref->id() != id) wrong.fetch_add(1);
       ref->CountSubmitted();
       if (which < kIds / 2) counted.fetch_add(1);
-      if (registry.Find(id).get() != ref.get()) wrong.fetch_add(1);
+      if (registry.Acquire(id).get() != ref.get()) wrong.fetch_add(1);
       switch (random.Below(4)) {
         case 0:
           held.push_back(ref);  // A copy.

@@ -27,7 +27,7 @@ class QueueReference {
     if (closed_) return admission;
     if (Dead()) {
       admission.verdict = Verdict::kRefusedDead;
-    } else if (Away() && !rules.wait_while_away) {
+    } else if (Away() && rules.away == AwayRule::kRefuse) {
       admission.verdict = Verdict::kRefusedAway;
     } else if (Pending() && rules.on_pending == PendingRule::kRefuse) {
       admission.verdict = Verdict::kRefusedPending;
@@ -154,7 +154,7 @@ class QueueReference {
       const CallRules& rules = Get(ticket).rules;
       if (Dead()) {
         ended->push_back(Ended{ticket, End::kDead, false});
-      } else if (Away() && !rules.wait_while_away) {
+      } else if (Away() && rules.away == AwayRule::kRefuse) {
         ended->push_back(Ended{ticket, End::kAway, false});
       } else if (Pending() && rules.on_pending == PendingRule::kRefuse) {
         ended->push_back(Ended{ticket, End::kPending, false});
@@ -222,7 +222,7 @@ class QueueReference {
   bool Away() const { return slot_->state() == ActorState::kRestarting || slot_->state() == ActorState::kUnreachable; }
   bool Pending() const { return slot_->state() == ActorState::kPending; }
   bool StateLets(const CallRules& rules) const {
-    return !Dead() && !Away() && (!Pending() || rules.on_pending == PendingRule::kSubmit);
+    return !Dead() && !Away() && (!Pending() || rules.on_pending == PendingRule::kPass);
   }
   bool MaySend(const CallRules& rules) const {
     return StateLets(rules) && (rules.window == 0 || in_flight() < rules.window);
@@ -380,7 +380,7 @@ class QueuePair {
     if (choose_(2) == 0) rules.deadline_ns = now_ns_ + choose_(40) - 2;
     if (choose_(3) != 0) rules.window = choose_(5);
     rules.max_queued = choose_(4) == 0 ? choose_(6) : 40;
-    rules.wait_while_away = choose_(3) != 0;
+    rules.away = choose_(3) != 0 ? AwayRule::kHold : AwayRule::kRefuse;
     rules.on_pending = static_cast<PendingRule>(choose_(3));
     const Admission got = queue_.Admit(rules, now_ns_);
     const Admission expected = reference_.Admit(rules, now_ns_, got.ticket);

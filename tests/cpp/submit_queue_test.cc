@@ -120,8 +120,8 @@ struct Fixture {
 
 CallRules Waiting(std::uint32_t window = 0) {
   CallRules rules;
-  rules.wait_while_away = true;
-  rules.on_pending = PendingRule::kWait;
+  rules.away = AwayRule::kHold;
+  rules.on_pending = PendingRule::kHold;
   rules.window = window;
   return rules;
 }
@@ -161,7 +161,7 @@ TEST_CASE("the state comes before the deadline, the deadline before the bound") 
   rules.deadline_ns = 5;
   rules.max_queued = 0;
   CHECK(f.queue.Admit(rules, 5).verdict == Verdict::kRefusedAway);
-  rules.wait_while_away = true;
+  rules.away = AwayRule::kHold;
   CHECK(f.queue.Admit(rules, 5).verdict == Verdict::kExpired);
   CHECK(f.queue.Admit(rules, 4).verdict == Verdict::kFull);
   f.Up(1);
@@ -830,7 +830,7 @@ class Stress {
       CallRules rules;
       rules.window = kWindow;
       rules.max_queued = 100;
-      rules.wait_while_away = !random.OneIn(3);
+      rules.away = random.OneIn(3) ? AwayRule::kRefuse : AwayRule::kHold;
       if (random.OneIn(2)) rules.deadline_ns = now_ns_.load() + random.Below(2000);
       const Admission admission = Admit(call, rules);
       if (admission.arm_ns != kNeverNs) Arm(admission.arm_ns);
