@@ -9,7 +9,10 @@ STATE_NAMES: tuple[str, ...]
 EVIDENCE_NAMES: tuple[str, ...]
 REFUSAL_NAMES: tuple[str, ...]
 WISHES: dict[str, int]
+AWAY_RULES: dict[str, int]
+PENDING_RULES: dict[str, int]
 
+def gate(state: str, wish: str, on_pending: str) -> str: ...
 def bind_ray(worker: Any, connected: str, core_worker: str, getter: str, names_by_number: dict[int, str]) -> None: ...
 def bind_news(function: Callable[[Actor], object]) -> None: ...
 def bind_types(
@@ -206,7 +209,6 @@ def fill_method(
 ) -> Any: ...
 
 VERDICTS: dict[str, int]
-ON_PENDING: dict[str, int]
 NEVER_NS: int
 
 def now_ns() -> int: ...
@@ -262,7 +264,7 @@ class CallQueue:
         deadline_ns: int,
         window: int,
         max_queued: int,
-        wait_while_away: bool,
+        away: int,
         on_pending: int,
     ) -> tuple[int, bool]: ...
     def arm(self) -> None: ...

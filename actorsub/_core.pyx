@@ -55,6 +55,7 @@ from actorsub._cpp.sentinel cimport (
     WatchResult,
     WatchTarget,
 )
+from actorsub._cpp.gate cimport AwayRule, Gate, GateFor, PendingRule
 from actorsub._cpp.slot cimport ActorId, Change, Refusal, RefusalName, Slot
 from actorsub._cpp.submit_queue cimport (
     Admission,
@@ -68,7 +69,6 @@ from actorsub._cpp.submit_queue cimport (
     Ended,
     EndName,
     Expiry,
-    PendingRule,
     QueueCounters,
     SubmitQueue,
     Ticket,
@@ -227,6 +227,26 @@ REFUSAL_NAMES = tuple([RefusalName(<Refusal><int>i).decode() for i in range(6)])
 WISHES = {"ref": 0, "raise": 1, "wait": 2, "ray": 3}
 cdef int kOnUnavailableRef = 0
 cdef int kOnUnavailableRaise = 1
+
+# The same for the gate (csrc/gate.h), which does not care in which form a call is refused.
+AWAY_RULES = {
+    "ref": <int>AwayRule.kRefuse, "raise": <int>AwayRule.kRefuse,
+    "wait": <int>AwayRule.kHold,
+    "ray": <int>AwayRule.kPass,
+}
+# By the policy's `on_pending`.
+PENDING_RULES = {
+    "submit": <int>PendingRule.kPass, "fail": <int>PendingRule.kRefuse, "wait": <int>PendingRule.kHold
+}
+cdef tuple GATE_NAMES = ("pass", "hold", "refuse")
+
+
+def gate(str state not None, str wish not None, str on_pending not None):
+    """Whether a call goes on now: "pass", "hold" or "refuse". `state`: the name of an ActorState, in small letters."""
+    cdef int number = STATE_NAMES.index(state)
+    cdef int away = AWAY_RULES[wish]
+    cdef int pending = PENDING_RULES[on_pending]
+    return GATE_NAMES[<int>GateFor(<ActorState>number, <AwayRule>away, <PendingRule>pending)]
 
 
 def bind_ray(worker, str connected, str core_worker, str getter, dict names_by_number):
@@ -927,6 +947,7 @@ cdef class MethodBase:
 
     cdef Actor actor
     cdef int on_unavailable                   # One of WISHES.
+    cdef AwayRule away                        # What that is to the gate.
     cdef readonly str _actorsub_wish          # Its name.
     cdef readonly object _actorsub_inner      # Ray's ActorMethod.
     cdef object remote_call                   # What `remote` calls: Ray's own, with the options applied.
@@ -1058,6 +1079,7 @@ def fill_method(
     method.remote_call = call
     method._actorsub_policy = policy
     method.on_unavailable = WISHES[wish]
+    method.away = <AwayRule><int>AWAY_RULES[wish]
     method._actorsub_wish = wish
     method.early = early and plain_ref is not None
     method.submission = submission
@@ -1122,7 +1144,10 @@ cdef PyObject* remote(PyObject* self, PyObject* const* args, Py_ssize_t nargs, P
         if ray_state == -2:
             # The slow path asks again and lets the error out with a traceback.
             PyErr_Clear()
-    elif state == ActorState.kRestarting or state == ActorState.kUnreachable:
+    elif (
+        (state == ActorState.kRestarting or state == ActorState.kUnreachable)
+        and GateFor(state, method.away, PendingRule.kPass) == Gate.kRefuse
+    ):
         reason = Refusal.kRestarting if state == ActorState.kRestarting else Refusal.kUnreachable
         if method.on_unavailable == kOnUnavailableRaise:
             return refuse(actor, word, reason)
@@ -1227,9 +1252,6 @@ VERDICTS = {
     "full": <int>Verdict.kFull,
     "expired": <int>Verdict.kExpired,
     "closed": <int>Verdict.kClosed,
-}
-ON_PENDING = {
-    "submit": <int>PendingRule.kSubmit, "fail": <int>PendingRule.kRefuse, "wait": <int>PendingRule.kWait
 }
 # A deadline that never comes.
 NEVER_NS = 0x7FFFFFFFFFFFFFFF
@@ -1373,7 +1395,7 @@ cdef class CallQueue:
 
     def admit(
         self, CallBase call not None, int64_t deadline_ns, unsigned int window, unsigned int max_queued,
-        bint wait_while_away, int on_pending
+        int away, int on_pending
     ):
         """(verdict, release) of Admit; notes the call where it got a ticket."""
         cdef CallRules rules
@@ -1381,7 +1403,7 @@ cdef class CallQueue:
         rules.deadline_ns = deadline_ns
         rules.window = window
         rules.max_queued = max_queued
-        rules.wait_while_away = wait_while_away
+        rules.away = <AwayRule>away
         rules.on_pending = <PendingRule>on_pending
         admission = self.queue.Admit(rules, Clock.Monotonic().NowNs())
         if admission.ticket:

@@ -52,6 +52,7 @@ class Plan:
 
     __slots__ = (
         "actor",
+        "away",
         "cancels",
         "method",
         "on_pending",
@@ -60,7 +61,6 @@ class Plan:
         "remote_call",
         "submission",
         "timeout_ns",
-        "wait_while_away",
         "window",
     )
 
@@ -70,8 +70,9 @@ class Plan:
         # Keeps Ray's own handle, so that an actor lives while calls to it wait or run, whatever becomes of the wrapper.
         self.method = method._actorsub_inner
         self.policy = policy
-        self.on_pending = _core.ON_PENDING[policy.on_pending]
-        self.wait_while_away = policy.on_unavailable == "wait"
+        self.on_pending = _core.PENDING_RULES[policy.on_pending]
+        # Sent with Ray's retries off, so "auto" is "ref" here.
+        self.away = _core.AWAY_RULES["ref" if policy.on_unavailable == "auto" else policy.on_unavailable]
         self.window = policy.max_in_flight or 0
         # Ray is asked to cancel calls that were sent only where that cannot harm the actor, see `_cancel_sent`.
         self.cancels = _ray_compat.runs_in_any_order(method._actorsub_handle)
@@ -527,9 +528,7 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
         submit.look(actor)
     call._actorsub_unready = True
     try:
-        verdict, release = queue.admit(
-            call, deadline_ns, plan.window, policy.max_queued, plan.wait_while_away, plan.on_pending
-        )
+        verdict, release = queue.admit(call, deadline_ns, plan.window, policy.max_queued, plan.away, plan.on_pending)
         if queue.unset_timer_ns != _core.NEVER_NS:
             # No timer could be set: the watcher has to look at the clock.
             running.nudge()

@@ -22,7 +22,7 @@ from actorsub import _core, _ray_compat, calls, errors, frozen, watcher
 from actorsub.errors import Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
 from actorsub.fence import as_exception, fenced
 from actorsub.group_options import GroupOptions
-from actorsub.members import Members
+from actorsub.members import HELD, Members
 from actorsub.retry_budget import RetryBudget
 
 #: Before the k-th resend of one call (k > 1) it waits up to RETRY_PAUSE_S * 2^(k - 2), at most MAX_RETRY_PAUSE_S.
@@ -361,7 +361,7 @@ class GroupCall(calls.Call):
         frozen.freeze(self)
         members.set_open()
         line = members.line
-        verdict, release = line.admit(self, self._deadline_ns, 0, policy.max_queued, True, 0)
+        verdict, release = line.admit(self, self._deadline_ns, 0, policy.max_queued, *HELD)
         if verdict == calls.SEND:
             # Somebody is up after all.
             line.complete(self._actorsub_ticket)

@@ -24,7 +24,7 @@ from actorsub.group_call import (
     MemberMethod,
     line_full,
 )
-from actorsub.members import Members
+from actorsub.members import HELD, Members
 from actorsub.policy import Policy
 
 
@@ -103,7 +103,7 @@ def _wait_for_member(members: Members, policy: Policy, deadline_ns: int, error: 
     members.set_open()
     watcher.ensure()
     line = members.line
-    verdict, release = line.admit(turn, deadline_ns, 0, policy.max_queued, True, 0)
+    verdict, release = line.admit(turn, deadline_ns, 0, policy.max_queued, *HELD)
     if verdict == calls.SEND:
         line.complete(turn._actorsub_ticket)
     elif verdict == calls.WAIT:

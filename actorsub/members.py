@@ -41,6 +41,9 @@ FACTORY_TRIAL_S = 2.0
 #: How long a disconnect waits for factories that are at work: inside Ray, which must not be taken down meanwhile.
 FACTORY_EXIT_S = 5.0
 
+#: How a call that waits for any member passes the group's line: held for as long as that is closed.
+HELD = (_core.AWAY_RULES["wait"], _core.PENDING_RULES["submit"])
+
 #: When more than this share of the members that are up is left out by soft evidence, that evidence is ignored.
 PANIC_SHARE = 0.5
 

@@ -67,30 +67,21 @@ def pass_gate(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
             # Not Ray's to answer: its own call would start a new local cluster from a thread that only waited.
             actor.count_refused("deadline")
             raise errors.refusal(actor, "The connection to Ray ended while the call waited.")
-        if state == "alive" or state == "unknown":
-            break
-        if state == "dead":
+        decision = _core.gate(state, wish, policy.on_pending)
+        if state == "dead" and wish == "ref" and ray_knows(actor):
             # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
-            # actor back; so under "ref" the call is Ray's, once Ray knows.
-            if wish == "ray" or (wish == "ref" and ray_knows(actor)):
-                return None, mark
-            actor.count_refused("dead")
-            if wish == "ref":
-                return errors.death(actor), mark
-            learn_cause(actor)
-            raise errors.death(actor)
-        shape = wish
-        if state == "pending":
-            if policy.on_pending == "submit":
-                break
-            shape = "wait" if policy.on_pending == "wait" else {"wait": "raise", "ray": "ref"}.get(wish, wish)
-        elif wish == "ray":
+            # actor back; so the call is Ray's, once Ray knows.
+            decision = "pass"
+        if decision == "pass":
             break
-        if shape != "wait":
+        if decision == "refuse":
             actor.count_refused(state)
-            if shape == "raise":
-                raise errors.refusal(actor)
-            return errors.refusal(actor), mark
+            if wish in ("ref", "ray"):
+                return errors.death(actor) if state == "dead" else errors.refusal(actor), mark
+            if state == "dead":
+                learn_cause(actor)
+                raise errors.death(actor)
+            raise errors.refusal(actor)
         why = why_not_block()
         if why is not None:
             actor.count_refused("event_loop")

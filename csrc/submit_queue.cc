@@ -35,29 +35,21 @@ const char* EndName(End end) noexcept {
   return "invalid";
 }
 
-SubmitQueue::Gate SubmitQueue::GateFor(std::uint64_t word, bool wait_while_away, PendingRule on_pending) noexcept {
-  switch (StateOf(word)) {
-    case ActorState::kUnknown:
-    case ActorState::kAlive:
-      return Gate::kOpen;
-    case ActorState::kPending:
-      switch (on_pending) {
-        case PendingRule::kSubmit:
-          return Gate::kOpen;
-        case PendingRule::kRefuse:
-          return Gate::kPending;
-        case PendingRule::kWait:
-          return Gate::kHeld;
-      }
-      break;
-    case ActorState::kRestarting:
-    case ActorState::kUnreachable:
-      return wait_while_away ? Gate::kHeld : Gate::kAway;
-    case ActorState::kDead:
-      break;
-  }
-  return Gate::kDead;
+namespace {
+
+// What a call is told that the state of its actor refuses. Only these states refuse (gate.h).
+Verdict RefusalIn(ActorState state) noexcept {
+  if (state == ActorState::kPending) return Verdict::kRefusedPending;
+  return state == ActorState::kDead ? Verdict::kRefusedDead : Verdict::kRefusedAway;
 }
+
+// The same for a call that waited.
+End EndIn(ActorState state) noexcept {
+  if (state == ActorState::kPending) return End::kPending;
+  return state == ActorState::kDead ? End::kDead : End::kAway;
+}
+
+}  // namespace
 
 SubmitQueue::Look SubmitQueue::LookAtSlot() const noexcept {
   Look look{};
@@ -105,7 +97,7 @@ SubmitQueue::Index SubmitQueue::NewEntry(const CallRules& rules) noexcept {
   entry.serial = last_serial_;
   entry.window = rules.window;
   entry.on_pending = rules.on_pending;
-  entry.wait_while_away = rules.wait_while_away;
+  entry.away = rules.away;
   entry.ended = false;
   if (rules.deadline_ns != kNeverNs) PushDeadline(index);
   return index;
@@ -180,7 +172,7 @@ void SubmitQueue::LeaveLedger(Index index) noexcept {
 bool SubmitQueue::ReleaseIsDue() const noexcept {
   if (waiting_ == 0 || SenderAtWork()) return false;
   const Entry& head = At(first_waiting_);
-  return HasRoom(head.window) && GateFor(slot_->word(), head) == Gate::kOpen;
+  return HasRoom(head.window) && GateOf(slot_->word(), head) == Gate::kPass;
 }
 
 // Deadlines.
@@ -228,11 +220,10 @@ Admission SubmitQueue::Admit(const CallRules& rules, std::int64_t now_ns) {
   const Look look = LookAtSlot();
   admission.word = look.word;
   if (closed_) return admission;
-  const Gate gate = GateFor(look.word, rules.wait_while_away, rules.on_pending);
-  if (gate == Gate::kAway || gate == Gate::kDead || gate == Gate::kPending) {
-    admission.verdict = gate == Gate::kAway   ? Verdict::kRefusedAway
-                        : gate == Gate::kDead ? Verdict::kRefusedDead
-                                              : Verdict::kRefusedPending;
+  const ActorState state = StateOf(look.word);
+  const Gate gate = GateFor(state, rules.away, rules.on_pending);
+  if (gate == Gate::kRefuse) {
+    admission.verdict = RefusalIn(state);
     ++counters_.refused_state;
     return admission;
   }
@@ -241,7 +232,7 @@ Admission SubmitQueue::Admit(const CallRules& rules, std::int64_t now_ns) {
     ++counters_.expired_here;
     return admission;
   }
-  const bool send = gate == Gate::kOpen && waiting_ == 0 && !SenderAtWork() && HasRoom(rules.window);
+  const bool send = gate == Gate::kPass && waiting_ == 0 && !SenderAtWork() && HasRoom(rules.window);
   if (!send && waiting_ + releasing_ >= rules.max_queued) {
     admission.verdict = Verdict::kFull;
     ++counters_.refused_full;
@@ -346,7 +337,7 @@ void SubmitQueue::Release(std::int64_t now_ns, std::size_t max, std::vector<Tick
       continue;
     }
     const bool has_room = entry.window == 0 || in_flight_ + leaving < entry.window;
-    if (!has_room || GateFor(word, entry) != Gate::kOpen) break;
+    if (!has_room || GateOf(word, entry) != Gate::kPass) break;
     ++leaving;
   }
   tickets->reserve(tickets->size() + leaving);
@@ -380,7 +371,7 @@ Begin SubmitQueue::BeginSend(Ticket ticket) noexcept {
   const Index index = IndexOf(ticket);
   const Look look = LookAtSlot();
   begin.word = look.word;
-  if (entry->stage == Stage::kWaiting || index != line_.head || GateFor(look.word, *entry) != Gate::kOpen) {
+  if (entry->stage == Stage::kWaiting || index != line_.head || GateOf(look.word, *entry) != Gate::kPass) {
     RecallReleasing();
     begin.verdict = BeginVerdict::kBack;
     return begin;
@@ -442,21 +433,19 @@ std::int64_t SubmitQueue::Rearm() noexcept {
 bool SubmitQueue::Review(std::vector<Ended>* ended) {
   const MutexLock lock(mutex_);
   const std::uint64_t word = slot_->word();
-  const auto is_refused = [&](Gate gate) { return gate != Gate::kOpen && gate != Gate::kHeld; };
+  const ActorState state = StateOf(word);
   // No rules refuse a state that lets the strictest pass.
-  if (!is_refused(GateFor(word, /*wait_while_away=*/false, PendingRule::kRefuse))) return ReleaseIsDue();
+  if (GateFor(state, AwayRule::kRefuse, PendingRule::kRefuse) != Gate::kRefuse) return ReleaseIsDue();
   std::size_t refused = 0;
   for (Index index = line_.head; index != kNone; index = At(index).next) {
-    if (is_refused(GateFor(word, At(index)))) ++refused;
+    if (GateOf(word, At(index)) == Gate::kRefuse) ++refused;
   }
   ended->reserve(ended->size() + refused);
   for (Index index = line_.head; index != kNone;) {
     const Entry& entry = At(index);
     const Index next = entry.next;
-    const Gate gate = GateFor(word, entry);
-    if (is_refused(gate)) {
-      const End end = gate == Gate::kAway ? End::kAway : gate == Gate::kDead ? End::kDead : End::kPending;
-      ended->push_back(Ended{TicketOf(index), end, /*sent=*/false});
+    if (GateOf(word, entry) == Gate::kRefuse) {
+      ended->push_back(Ended{TicketOf(index), EndIn(state), /*sent=*/false});
       LeaveLine(index);
       FreeEntry(index);
     }

@@ -73,6 +73,7 @@
 
 #include "actor_state.h"
 #include "clock.h"
+#include "gate.h"
 #include "mutex.h"
 #include "slot.h"
 
@@ -83,19 +84,12 @@ namespace actorsub {
 using Ticket = std::uint64_t;
 inline constexpr Ticket kNoTicket = 0;
 
-// What becomes of a call to an actor that was never up yet (kPending).
-enum class PendingRule : std::uint8_t {
-  kSubmit = 0,  // Goes to Ray, which queues it.
-  kRefuse = 1,
-  kWait = 2,  // Held in the line.
-};
-
 struct CallRules {
   std::int64_t deadline_ns = kNeverNs;  // On the clock of the caller's `now_ns`; passed once `now_ns >= deadline_ns`.
   std::uint32_t window = 0;             // Most calls in flight, with this one, when it is sent; 0: no limit.
   std::uint32_t max_queued = 1000;      // Most calls in the line (waiting or releasing), with this one.
-  bool wait_while_away = false;         // Held in the line while kRestarting or kUnreachable; else refused.
-  PendingRule on_pending = PendingRule::kSubmit;
+  AwayRule away = AwayRule::kRefuse;    // See gate.h. What is held waits in the line.
+  PendingRule on_pending = PendingRule::kPass;
 };
 
 enum class Verdict : std::uint8_t {
@@ -272,8 +266,8 @@ class SubmitQueue {
     std::uint32_t window = 0;
     std::uint32_t mark = 0;  // kBegun only.
     Stage stage = Stage::kFree;
-    PendingRule on_pending = PendingRule::kSubmit;
-    bool wait_while_away = false;
+    AwayRule away = AwayRule::kRefuse;
+    PendingRule on_pending = PendingRule::kPass;
     bool ended = false;  // kBegun only: its user has been told an end; it keeps its place (invariant 6).
   };
   static_assert(sizeof(Entry) <= 40, "the costs at the top say 40 bytes");
@@ -288,8 +282,6 @@ class SubmitQueue {
     Ticket ticket;
   };
 
-  // What the slot says to one call.
-  enum class Gate : std::uint8_t { kOpen, kHeld, kAway, kDead, kPending };
   // The word, and the mark that belongs to it (slot.h, invariant 4).
   struct Look {
     std::uint64_t word;
@@ -304,9 +296,8 @@ class SubmitQueue {
   static constexpr std::size_t kHeapSlack = 64;
   using Chunk = std::array<Entry, kChunkSize>;
 
-  static Gate GateFor(std::uint64_t word, bool wait_while_away, PendingRule on_pending) noexcept;
-  static Gate GateFor(std::uint64_t word, const Entry& entry) noexcept {
-    return GateFor(word, entry.wait_while_away, entry.on_pending);
+  static Gate GateOf(std::uint64_t word, const Entry& entry) noexcept {
+    return GateFor(StateOf(word), entry.away, entry.on_pending);
   }
   Look LookAtSlot() const noexcept;
 

@@ -412,7 +412,7 @@ class Machine(RuleBasedStateMachine):
             rules = Rules(deadline_ns, window, max_queued, wait_while_away, on_pending)
             expected = self.model.verdict(rules, is_late=when == "past")
             number, release = self.queue.admit(
-                thing, deadline_ns, window, max_queued, wait_while_away, _core.ON_PENDING[on_pending]
+                thing, deadline_ns, window, max_queued, wait_while_away, _core.PENDING_RULES[on_pending]
             )
             verdict = VERDICTS[number]
             if when != "soon" or verdict == expected:
@@ -862,7 +862,7 @@ def test_a_flood_leaves_nothing_behind() -> None:
         earliest_ns = _core.now_ns() + HOUR_NS
         deadlines = [earliest_ns + chance.randrange(HOUR_NS) for _ in things]
         for thing, deadline_ns in zip(things, deadlines, strict=True):
-            verdict, release = queue.admit(thing, deadline_ns, 0, count, True, _core.ON_PENDING["submit"])
+            verdict, release = queue.admit(thing, deadline_ns, 0, count, True, _core.PENDING_RULES["submit"])
             assert (VERDICTS[verdict], release) == ("wait", False)
         tickets = [thing._actorsub_ticket for thing in things]
         assert len({*tickets, *past}) == len(tickets) + len(past)
@@ -896,7 +896,7 @@ def test_calls_go_with_their_queue() -> None:
     queue = _core.CallQueue()
     sent, waits = Thing(0), Thing(1)
     for thing in (sent, waits):
-        queue.admit(thing, NEVER_NS, 1, 1, True, _core.ON_PENDING["submit"])
+        queue.admit(thing, NEVER_NS, 1, 1, True, _core.PENDING_RULES["submit"])
     assert list(queue.calls.values()) == [sent, waits]
     references = [weakref.ref(sent), weakref.ref(waits)]
     del sent, waits, thing

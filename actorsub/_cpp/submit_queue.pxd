@@ -2,23 +2,19 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
+from actorsub._cpp.gate cimport AwayRule, PendingRule
 from actorsub._cpp.slot cimport Slot
 
 cdef extern from "submit_queue.h" namespace "actorsub" nogil:
     ctypedef uint64_t Ticket
     const Ticket kNoTicket
 
-    cdef enum class PendingRule(unsigned char):
-        kSubmit
-        kRefuse
-        kWait
-
     cdef cppclass CallRules:
         CallRules()
         int64_t deadline_ns
         uint32_t window
         uint32_t max_queued
-        cbool wait_while_away
+        AwayRule away
         PendingRule on_pending
 
     cdef enum class Verdict(unsigned char):

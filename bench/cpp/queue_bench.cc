@@ -21,7 +21,7 @@ void Report(Slot* slot, Evidence evidence, ActorState verdict, std::int64_t inca
 
 CallRules Waiting() {
   CallRules rules;
-  rules.wait_while_away = true;
+  rules.away = AwayRule::kHold;
   rules.max_queued = 1U << 30;
   return rules;
 }
