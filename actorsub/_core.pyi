@@ -60,10 +60,7 @@ class Actor:
     waiters: list[Any]
     supply: Supply | None
     parties: dict[Any, None]
-    handled_losses: int
-    fail_at_s: float
-    grace_over_s: float
-    exit_limit_s: float
+    loss_watch: Any
     process_id: int
     lost_incarnation: int | None
     listeners: list[Any]

@@ -379,68 +379,90 @@ cdef class Actor:
     Holds the native slot, and on behalf of the Python layer what belongs to the actor rather than to one handle.
     """
 
+    # -- Fixed when it is made.
+
     cdef SlotRef* reference
     cdef Slot* slot
     cdef unsigned long generation
     cdef readonly object ray_id
     cdef readonly bytes key
+    # Method name -> concurrency group, where this process created the actor and hence knows.
+    cdef public dict method_groups
+
+    # -- Its connection (lifecycle.py, handle.py).
+
     # The session (see _ray_compat.session_token) that the actor belongs to.
     cdef public object session
     # True once the connection that the actor belongs to has ended; then nothing more is known about it.
     cdef public bint is_over
-    # True once a call of this process went to Ray, which then subscribes to the actor's state.
+    # True once a call of this process went to Ray, which then subscribes to the actor's state. By any caller.
     cdef public bint used
-    # Ray's own error with the cause of its death, once it is known: an ActorDiedError, or of another class.
-    cdef public object death
+
+    # -- What the table said. Written by actor_table.py, on the background thread; `death` and `preempted` also by
+    # watcher.learn, on any thread, from Ray's own error for a call. Each is replaced as a whole.
+
     # The last row of the actor table that was read (_ray_compat.TableRow); None: none was.
     cdef public object row
+    # Ray's own error with the cause of its death, once it is known: an ActorDiedError, or of another class.
+    cdef public object death
     # The incarnation whose node is, or was, taken away (a spot instance); None: none that is known.
     cdef public object preempted
-    # Failed refs made ahead.
-    cdef public Supply supply
-    # threading.Event objects of callers that wait for a change.
+    # True while a read is under way: by whoever asks for it, until the background thread has done it.
+    cdef public bint reading
+
+    # -- When the table is read next. The watcher's thread plans; who brings news (a handle, an event, Ray's word) asks
+    # for a look at once by setting the time, which the watcher only ever moves later after it has asked for a read.
+
+    cdef public double next_read_s
+    cdef public double read_interval_s
+    # Until when the table is read although the actor seems to be up: somebody else may be answering for it.
+    cdef public double suspected_until_s
+    # Known from received handles only that nobody has used yet: its first read may wait.
+    cdef public bint unhurried
+
+    # -- Who waits. Containers that any thread adds to and takes from, see fence.py.
+
+    # fence.Wakeup objects of callers that wait for a change.
     cdef public list waiters
     # Who waits for the outcome of a call: refs.Party objects, by their own identity.
     cdef public dict parties
-    # The watcher's notes: losses() when outcomes were last failed, and when the next ones are to be; 0: none pending.
-    cdef public unsigned int handled_losses
-    cdef public double fail_at_s
-    # When calls that were lost with the last loss may be failed, also those that nobody has asked for yet.
-    cdef public double grace_over_s
-    # Until when those are kept because the process that had them is not gone yet; 0: they are not.
-    cdef public double exit_limit_s
-    # The process that is or was watched last; 0: none.
-    cdef public int process_id
-    # (state before, incarnation before) of the last loss that was seen.
-    cdef public object lost_incarnation
     # Name of a concurrency group ("": none was named) -> CallQueue; and how calls failed: name of the class -> count.
     cdef public dict queues
     cdef public dict call_failures
-    # Method name -> concurrency group, where this process created the actor and hence knows.
-    cdef public dict method_groups
-    # Functions of on_state_change, and the changes that they have not been told: (version, old, new, evidence).
+    # Failed refs made ahead (supply.py).
+    cdef public Supply supply
+
+    # -- Its listeners (listeners.py).
+
+    # Functions of on_state_change, and the changes that they have not been told: (version, old, new, evidence). Any
+    # thread adds; the watcher's takes.
     cdef public list listeners
     cdef public list changes
-    # What the listeners were told last: a version and a state; None: nothing yet.
+    # What they were told last: a version and a state; None: nothing yet. The watcher's thread's.
     cdef public unsigned short told_version
     cdef public object told_state
+
+    # -- What is watched.
+
     # The shortest limits that any handle asked for, in seconds; in_flight None: never. `detects`: open sockets.
     cdef public double silence_s
     cdef public object silence_in_flight_s
     cdef public bint detects
-    # The sentinel was given the incarnation that is up to watch.
+    # The sentinel was given the incarnation that is up to watch. Set by `watch`, taken back by the watcher.
     cdef public bint armed
-    # Outcomes that arrived after the call had been given up.
+    # The process that is or was watched last; 0: none. Written by `watch`.
+    cdef public int process_id
+
+    # -- Losses.
+
+    # The incarnation that was lost last; None: not known, or none was. Written by whoever applied the evidence.
+    cdef public object lost_incarnation
+    # When the calls that were lost are failed (losses.LossWatch); None: none was lost yet. The watcher's thread's.
+    cdef public object loss_watch
+    # Outcomes that arrived after the call had been given up, and waits that were ended early. Counts for people.
     cdef public unsigned long long late_replies
     cdef public unsigned long long failed_early
-    # The watcher's notes: time of the next look at the actor table, and how long it waits between two.
-    cdef public double next_read_s
-    # Until when the table is read although the actor seems to be up: somebody else may be answering for it.
-    cdef public double suspected_until_s
-    cdef public double read_interval_s
-    cdef public bint reading
-    # Known from received handles only that nobody has used yet: its first read may wait.
-    cdef public bint unhurried
+
     cdef object __weakref__
 
     # There is none without a slot, whoever asks for it.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.actor
 
-from actorsub import _core, _ray_compat, calls, refs, submit, watcher
+from actorsub import _core, _ray_compat, calls, listeners, refs, submit, watcher
 from actorsub.policy import DEFAULT_POLICY, OPTION_NAMES, Policy, check_names, shown, split_options
 
 if TYPE_CHECKING:
@@ -469,7 +469,7 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
     }
 
 
-def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], None]:
+def on_state_change(handle: ActorHandle, fn: listeners.Listener) -> Callable[[], None]:
     """Has `fn(actor_id, old, new, evidence)` called whenever the state of the handle's actor changes.
 
         >>> cancel = actorsub.on_state_change(worker, lambda *change: print(*change))
@@ -491,7 +491,7 @@ def on_state_change(handle: ActorHandle, fn: watcher.Listener) -> Callable[[], N
     actor = _check_handle(handle)._actorsub_actor
     if not callable(fn):
         raise TypeError(f"on_state_change takes a function of (actor_id, old, new, evidence), got {shown(fn)}")
-    registration = watcher.Registration(actor, fn)
+    registration = listeners.Registration(actor, fn)
     actor.listeners.append(registration)
     watcher.hurry(actor)
     if not watcher.is_exiting():

@@ -19,17 +19,15 @@ import contextlib
 import logging
 import math
 import os
-import queue
-import select
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from actorsub import _core, _ray_compat, errors, processes
-from actorsub.errors import ActorState
+from actorsub import _core, _ray_compat, actor_table, errors, listeners
+from actorsub.background import Background
 from actorsub.fence import Wakeup, fenced, log_failure
+from actorsub.losses import LossWatch
 
 logger = logging.getLogger("actorsub")
 
@@ -39,12 +37,6 @@ IDLE_TICK_S = 0.010
 BUSY_TICK_S = 0.002
 #: Ticks are stretched so that looking costs at most this share of one core, however many actors there are.
 MAX_TICK_SHARE = 0.01
-#: After an incarnation was lost: time for replies that were on their way before its calls are failed.
-GRACE_S = 0.001
-#: The same where the actor will not come back: Ray's own error, with its cause, is on its way.
-DEATH_GRACE_S = 0.100
-#: And where its process was killed and is not gone yet: Ray hears of it only when its memory has been freed.
-EXIT_LIMIT_S = 2.0
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
@@ -58,9 +50,6 @@ UNUSED_READ_INTERVAL_S = 1.0
 RECEIVED_READ_S = 0.020
 #: How long a caller waits for the first read of the table before the call goes to Ray unjudged.
 FIRST_READ_LIMIT_S = 1.0
-
-#: (actor id in hex, state before, state now, evidence)
-Listener = Callable[[str, ActorState, ActorState, "str | None"], object]
 
 
 class Calls(Protocol):
@@ -104,169 +93,12 @@ def bind(calls: Calls, refs: Refs, supply: Supply) -> None:
     above.calls, above.refs, above.supply = calls, refs, supply
 
 
-class _Background:
-    """Does things on a thread of its own, one after the other, and calls `done` after each.
-
-    The thread is started by the first request, and again by the next one should it ever end. No lock: see fence.py.
-    """
-
-    def __init__(self, name: str, done: Callable[[], object]) -> None:
-        self._name = name
-        self._done = done
-        # What is asked for after this is not done.
-        self._is_stopped = False
-        # Each request is a list of one; who takes it out of there deals with it.
-        self._requests: queue.SimpleQueue[list[tuple[Callable[..., None], Any]] | None] = queue.SimpleQueue()
-        # "thread" -> the one that runs; who puts it in there starts it.
-        self._running: dict[str, threading.Thread] = {}
-
-    def request(self, actor: _core.Actor) -> bool:
-        """False: a read is under way already, which may show an older state than the one that is asked about; or it was
-        stopped."""
-        if actor.reading:
-            return False
-        actor.reading = True
-        try:
-            asked = self.run(_read, (actor,))
-        except BaseException:
-            actor.reading = False
-            raise
-        if not asked:
-            # Else the read may have ended already, and another may be under way.
-            actor.reading = False
-        return asked
-
-    def run(self, function: Callable[..., None], arguments: Any) -> bool:
-        """False: it was stopped before. Raises RuntimeError where no thread can be started; then it is not done."""
-        if self._is_stopped:
-            return False
-        request = [(function, arguments)]
-        self._requests.put(request)
-        if "thread" not in self._running:
-            try:
-                self._start()
-            except RuntimeError:
-                if _taken(request) is not None:
-                    raise
-        # Put after the request to stop, nobody would come to it.
-        return not self._is_stopped or _taken(request) is None
-
-    def _start(self) -> None:
-        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-        if self._running.setdefault("thread", thread) is thread:
-            try:
-                thread.start()
-            except BaseException:
-                # A Ctrl-C, or what another signal handler raised, may come when it runs already.
-                if thread.ident is None:
-                    self._running.pop("thread", None)
-                raise
-
-    def stop(self, timeout_s: float) -> None:
-        self._is_stopped = True
-        self._requests.put(None)
-        thread = self._running.get("thread")
-        # Not started yet by whoever is about to: it ends by itself.
-        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
-            thread.join(timeout_s)
-
-    def owns_current_thread(self) -> bool:
-        return self._running.get("thread") is threading.current_thread()
-
-    def _run(self) -> None:
-        if not self.owns_current_thread():
-            # Given up while it was being started; the next request starts another.
-            return
-        try:
-            self._do_requests()
-        finally:
-            # Whatever ended it; the next request starts another.
-            del self._running["thread"]
-            if not self._is_stopped:
-                logger.warning("the thread %s has ended unexpectedly; the next use starts it again", self._name)
-
-    def _do_requests(self) -> None:
-        while True:
-            request = self._requests.get()
-            if request is None:
-                return
-            wanted = _taken(request)
-            if wanted is None:
-                continue
-            function, arguments = wanted
-            try:
-                function(*arguments)
-            except Exception:
-                # Whatever Ray raises while its control store or raylet is away; who needs it asks again.
-                logger.debug("%s failed", function.__name__, exc_info=True)
-            except BaseException:
-                log_failure("%s, on the thread %s,", function.__name__, threading.current_thread().name)
-            # No reference to an actor while this thread waits.
-            del request, wanted, function, arguments
-            self._done()
-
-
-def _taken(request: list[tuple[Callable[..., None], Any]]) -> tuple[Callable[..., None], Any] | None:
-    """What is asked for, for the one who is first; None for others."""
-    try:
-        return request.pop()
-    except IndexError:
-        return None
-
-
 def _read(actor: _core.Actor) -> None:
     try:
-        read_table(actor)
+        actor_table.read_table(actor)
     finally:
         actor.reading = False
         wake(actor)
-
-
-def read_table(actor: _core.Actor) -> None:
-    """Asks the control store about the actor, takes in what it says, and has its incarnation watched when it is up."""
-    if actor.session is None or actor.session is not _ray_compat.session_token():
-        return
-    version, planned_s = actor.version, actor.next_read_s
-    actor.unhurried = False
-    row = _ray_compat.read_actor_table(actor.ray_id)
-    if row is None:
-        return
-    actor.row = row
-    if row.preempted:
-        actor.preempted = row.incarnation
-    if row.death is not None:
-        _note_cause(actor, row.death)
-    # Before it is watched. A row that is no longer up says nothing about the process that is watched.
-    actor.set_last(row.incarnation if row.state == "alive" and not row.restarts_left else None)
-    actor.apply("table", row.state, row.incarnation, version)
-    if row.state == "alive" and actor.detects and not actor.armed and actor.state_name in _UP:
-        # The table's incarnation, not the belief's: the address and the process are those of the row.
-        ip, port = row.address
-        _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
-    heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
-    heard = heard and _core.now_s() >= actor.suspected_until_s
-    if row.state == "alive" and heard and actor.next_read_s == planned_s and actor.state_name in _UP:
-        # This was the read that was planned, unless evidence that came meanwhile has planned another.
-        actor.next_read_s = 0.0
-
-
-def _process(actor: _core.Actor, row: _ray_compat.TableRow) -> tuple[int, int]:
-    """Number and start of the actor's process where it can be watched from here, else zeros: see `processes`.
-
-    The same address does not make it the same node: containers share the host's, and are nodes of their own.
-    """
-    if not row.pid or not row.node or row.node != _ray_compat.own_node(actor.session):
-        return 0, 0
-    start = processes.proven_start(row.pid, *row.address)
-    return (row.pid, start) if start else (0, 0)
-
-
-def _note_cause(actor: _core.Actor, cause: Any) -> None:
-    # Where it was raised it holds the frames of whoever waited.
-    cause.__traceback__ = cause.__context__ = None
-    actor.death = cause
-    # Failed refs that were made ahead do not name it.
-    actor.supply = None
 
 
 def learn(actor: _core.Actor, error: Any, mark: int) -> None:
@@ -290,7 +122,7 @@ def learn(actor: _core.Actor, error: Any, mark: int) -> None:
             # Ray concludes that from the loss of the connection, also where it is about to restart the actor.
             return
     if actor.death is None:
-        _note_cause(actor, error)
+        actor_table.note_cause(actor, error)
     if actor.apply("call", "dead", incarnation) and not _exiting:
         wake(actor)
         nudge_if_possible()
@@ -319,22 +151,14 @@ def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], Non
 
 
 def is_read_first(actor: _core.Actor, error: Any) -> bool:
-    """True where the table may know that the actor was never up, which this process did not see.
-
-    Where the constructor failed that may be so although the actor was seen up: for a moment the table says ALIVE of an
-    actor whose constructor has just ended, however it ended.
-    """
-    if errors.kind_of(error) is not errors.Kind.DIED or _exiting:
-        return False
-    if actor.was_up and not getattr(error, "actor_init_failed", False):
-        return False
-    return actor.row is None or actor.row.state != "dead"
+    """True where the table is to be read before `error` is certified."""
+    return not _exiting and actor_table.may_know_it_was_never_up(actor, error)
 
 
 def _read_before(actor: _core.Actor, error: Any, end: Callable[[], None]) -> None:
     try:
         if is_read_first(actor, error):
-            read_table(actor)
+            actor_table.read_table(actor)
     finally:
         end()
 
@@ -355,9 +179,7 @@ def take_news(actor: _core.Actor) -> None:
         _core.wake_watcher()
 
 
-_UP = ("alive", "unreachable")
 _NEVER = math.inf
-_UNKNOWN = ActorState.UNKNOWN
 
 
 class Watcher:
@@ -377,8 +199,8 @@ class Watcher:
             logger.warning(
                 "actorsub cannot watch processes and connections (%s); it relies on Ray's own state", os.strerror(error)
             )
-        self._background = _Background("actorsub-table", self.nudge)
-        self._sender = _Background("actorsub-sender", bool)
+        self._background = Background("actorsub-table", self.nudge)
+        self._sender = Background("actorsub-sender", bool)
         # Timers ended with the sentinel that kept them.
         above.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
@@ -413,8 +235,21 @@ class Watcher:
         own = threading.current_thread() is self._thread
         return own or self._sender.owns_current_thread() or self._background.owns_current_thread()
 
-    def request_read(self, actor: _core.Actor) -> None:
-        self._background.request(actor)
+    def request_read(self, actor: _core.Actor) -> bool:
+        """False: a read is under way already, which may show an older state than the one that is asked about; or it was
+        stopped."""
+        if actor.reading:
+            return False
+        actor.reading = True
+        try:
+            asked = self._background.run(_read, (actor,))
+        except BaseException:
+            actor.reading = False
+            raise
+        if not asked:
+            # Else the read may have ended already, and another may be under way.
+            actor.reading = False
+        return asked
 
     def in_background(self, function: Callable[..., None], *arguments: Any) -> bool:
         """False: it was stopped before."""
@@ -528,13 +363,13 @@ class Watcher:
         if actor.changes or any(not one.greeted for one in actor.listeners):
             # A change before those that are known may be with the sentinel still.
             self._take_in_events()
-            tell(actor)
+            listeners.tell(actor)
         # Last, because `tell` has taken what changed meanwhile off the list. It only costs something where calls wait.
         above.calls.review(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
         state = actor.state_name
-        if state in _UP and not actor.in_doubt:
+        if state in actor_table.UP and not actor.in_doubt:
             return self._next_look_at_up(actor, now_s)
         if state == "dead":
             return self._read_again(actor, now_s) if actor.death is None else _NEVER
@@ -574,98 +409,27 @@ class Watcher:
             actor.read_interval_s = min(again_s * 1.5, MAX_READ_INTERVAL_S)
         # Before it is asked for: `read_table` takes away what was planned when it began.
         actor.next_read_s = now_s + again_s
-        return self._background.request(actor)
+        return self.request_read(actor)
 
     def _fail_lost(self, actor: _core.Actor, now_s: float) -> float:
         """Fails calls of a lost incarnation when their grace is over. Returns when to come again."""
-        if actor.losses() != actor.handled_losses:
-            actor.handled_losses = actor.losses()
-            final = actor.state_name == "dead" or (actor.row is not None and not actor.row.restarts_left)
-            actor.fail_at_s = actor.grace_over_s = now_s + (DEATH_GRACE_S if final else GRACE_S)
-            actor.exit_limit_s = now_s + EXIT_LIMIT_S if final and actor.belief()[1] == "process" else 0.0
-        if not actor.parties and not any(queue.calls for queue in actor.queues.values()):
-            actor.fail_at_s = 0.0
-            return _NEVER
-        if not actor.fail_at_s and (above.refs.has_lost(actor) or above.calls.has_lost(actor)):
-            # Somebody began to wait for a call that was lost before.
-            actor.fail_at_s = max(now_s, actor.grace_over_s)
-        if actor.fail_at_s and now_s >= actor.fail_at_s:
-            if actor.exit_limit_s:
-                if now_s >= actor.exit_limit_s or not _is_running(actor.process_id):
-                    # The last time: nobody knows when it was gone.
-                    actor.exit_limit_s = 0.0
-                actor.fail_at_s = now_s + DEATH_GRACE_S
-                return actor.fail_at_s
-            actor.fail_at_s = 0.0
+        if actor.loss_watch is None:
+            if not actor.losses():
+                return _NEVER
+            actor.loss_watch = LossWatch()
+        anybody = bool(actor.parties) or any(queue.calls for queue in actor.queues.values())
+        is_due, again_s = actor.loss_watch.look(actor, now_s, anybody, self._has_lost)
+        if is_due:
             above.refs.fail_lost(actor)
             above.calls.fail_lost(actor)
-        return actor.fail_at_s or _NEVER
+        return again_s
 
-
-def _is_running(pid: int) -> bool:
-    """False also where it cannot be told."""
-    try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return False
-    try:
-        poll = select.poll()
-        poll.register(fd, select.POLLIN)
-        return not poll.poll(0)
-    finally:
-        os.close(fd)
+    def _has_lost(self, actor: _core.Actor) -> bool:
+        return above.refs.has_lost(actor) or above.calls.has_lost(actor)
 
 
 def _is_waited_for(actor: _core.Actor) -> bool:
     return bool(actor.waiters) or bool(above.calls.has_waiting(actor))
-
-
-class Registration:
-    """One function of on_state_change."""
-
-    def __init__(self, actor: _core.Actor, fn: Listener) -> None:
-        # Weak: the actor has the registration, and nothing in the background keeps an actor's record alive.
-        self._actor = weakref.ref(actor)
-        self._fn = fn
-        self.greeted = False
-
-    def cancel(self) -> None:
-        actor = self._actor()
-        if actor is not None and self in actor.listeners:
-            actor.listeners.remove(self)
-
-    def tell(self, actor: _core.Actor, old: Any, new: Any, evidence: str | None) -> None:
-        fenced("a function given to on_state_change", self._fn, actor.key.hex(), old, new, evidence)
-
-
-def tell(actor: _core.Actor) -> None:
-    """Tells the listeners of an actor its changes, in order and without a gap. On the watcher's thread."""
-    changes, actor.changes = actor.changes, []
-    told = actor.told_version
-    # Several threads note changes; the version says in which order they happened. It has 16 bits and wraps around.
-    changes.sort(key=lambda change: (change[0] - told) & 0xFFFF)
-    for version, old, new, evidence in changes:
-        if (version - actor.told_version) & 0xFFFF > 0x7FFF:
-            # Later ones were told already; the listeners know where those led.
-            continue
-        actor.told_version = version
-        # What was dropped in between (with a watch that was replaced, or the sentinel) is summed up in the next step,
-        # unless that led back to where the listeners are: who went by the states meanwhile has to hear of the return.
-        before = old if actor.told_state is None else actor.told_state
-        steps = [(before, new, evidence)] if before is not new else [(before, old, None), (old, new, evidence)]
-        actor.told_state = new
-        for step in steps:
-            for registration in list(actor.listeners):
-                if registration.greeted and step[0] is not step[1]:
-                    registration.tell(actor, *step)
-    for registration in list(actor.listeners):
-        if not registration.greeted:
-            registration.greeted = True
-            # What happened before it was there is summed up in the first change that it is told.
-            if actor.told_state is None:
-                actor.told_state = actor.state
-            if actor.told_state is not _UNKNOWN:
-                registration.tell(actor, _UNKNOWN, actor.told_state, actor.belief()[1])
 
 
 def end_session() -> None:

@@ -17,7 +17,7 @@ import ray
 from helpers import Restartable, run_script, wait_for_state, wait_until
 
 import actorsub
-from actorsub import ActorState, _core, _ray_compat, refs, watcher
+from actorsub import ActorState, _core, _ray_compat, listeners, refs
 
 Maker = Callable[..., Restartable]
 
@@ -197,13 +197,13 @@ def test_a_state_that_came_and_went_untold_is_told(restartable: Maker) -> None:
     before = len(heard)
     version = actor.told_version
     actor.changes.append((version + 2 & 0xFFFF, ActorState.RESTARTING, ActorState.ALIVE, "ray"))
-    watcher.tell(actor)
+    listeners.tell(actor)
     assert heard[before:] == [
         (ActorState.ALIVE, ActorState.RESTARTING, None),
         (ActorState.RESTARTING, ActorState.ALIVE, "ray"),
     ]
     actor.changes.append((version + 3 & 0xFFFF, ActorState.ALIVE, ActorState.ALIVE, "table"))
-    watcher.tell(actor)
+    listeners.tell(actor)
     assert len(heard) == before + 2
 
 

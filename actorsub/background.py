@@ -1,0 +1,107 @@
+"""A thread in the background that does what may block, or what must not hold up whoever asks for it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from actorsub.fence import log_failure
+
+logger = logging.getLogger("actorsub")
+
+
+class Background:
+    """Does things on a thread of its own, one after the other, and calls `done` after each.
+
+    The thread is started by the first request, and again by the next one should it ever end. No lock: see fence.py.
+    """
+
+    def __init__(self, name: str, done: Callable[[], object]) -> None:
+        self._name = name
+        self._done = done
+        # What is asked for after this is not done.
+        self._is_stopped = False
+        # Each request is a list of one; who takes it out of there deals with it.
+        self._requests: queue.SimpleQueue[list[tuple[Callable[..., None], Any]] | None] = queue.SimpleQueue()
+        # "thread" -> the one that runs; who puts it in there starts it.
+        self._running: dict[str, threading.Thread] = {}
+
+    def run(self, function: Callable[..., None], arguments: Any) -> bool:
+        """False: it was stopped before. Raises RuntimeError where no thread can be started; then it is not done."""
+        if self._is_stopped:
+            return False
+        request = [(function, arguments)]
+        self._requests.put(request)
+        if "thread" not in self._running:
+            try:
+                self._start()
+            except RuntimeError:
+                if _taken(request) is not None:
+                    raise
+        # Put after the request to stop, nobody would come to it.
+        return not self._is_stopped or _taken(request) is None
+
+    def _start(self) -> None:
+        thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        if self._running.setdefault("thread", thread) is thread:
+            try:
+                thread.start()
+            except BaseException:
+                # A Ctrl-C, or what another signal handler raised, may come when it runs already.
+                if thread.ident is None:
+                    self._running.pop("thread", None)
+                raise
+
+    def stop(self, timeout_s: float) -> None:
+        self._is_stopped = True
+        self._requests.put(None)
+        thread = self._running.get("thread")
+        # Not started yet by whoever is about to: it ends by itself.
+        if thread is not None and thread.ident is not None and thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    def owns_current_thread(self) -> bool:
+        return self._running.get("thread") is threading.current_thread()
+
+    def _run(self) -> None:
+        if not self.owns_current_thread():
+            # Given up while it was being started; the next request starts another.
+            return
+        try:
+            self._do_requests()
+        finally:
+            # Whatever ended it; the next request starts another.
+            del self._running["thread"]
+            if not self._is_stopped:
+                logger.warning("the thread %s has ended unexpectedly; the next use starts it again", self._name)
+
+    def _do_requests(self) -> None:
+        while True:
+            request = self._requests.get()
+            if request is None:
+                return
+            wanted = _taken(request)
+            if wanted is None:
+                continue
+            function, arguments = wanted
+            try:
+                function(*arguments)
+            except Exception:
+                # Whatever Ray raises while its control store or raylet is away; who needs it asks again.
+                logger.debug("%s failed", function.__name__, exc_info=True)
+            except BaseException:
+                log_failure("%s, on the thread %s,", function.__name__, threading.current_thread().name)
+            # No reference to an actor while this thread waits.
+            del request, wanted, function, arguments
+            self._done()
+
+
+def _taken(request: list[tuple[Callable[..., None], Any]]) -> tuple[Callable[..., None], Any] | None:
+    """What is asked for, for the one who is first; None for others."""
+    try:
+        return request.pop()
+    except IndexError:
+        return None
