@@ -22,7 +22,8 @@ namespace actorsub {
 enum class AwayRule : std::uint8_t {
   kRefuse = 0,  // "ref", "raise"
   kHold = 1,    // "wait"
-  kPass = 2,    // Ray resends the call by itself ("auto" with max_task_retries), so it gets it, also when the actor died.
+  // "auto" with max_task_retries: Ray resends the call by itself, so it gets it, also when the actor is dead.
+  kPass = 2,
 };
 
 // What becomes of a call to an actor that was never up yet (kPending), as `on_pending` says.

@@ -142,3 +142,36 @@ def test_no_class_is_longer_than_can_be_read(name: str) -> None:
     for node in ast.walk(MODULES[name]):
         if isinstance(node, ast.ClassDef):
             assert (node.end_lineno or 0) - node.lineno < 400, node.name
+
+
+def defined_in_python() -> set[str]:
+    """`module.function`, `Class.method` and `Class`, of all modules and of the core."""
+    found: set[str] = set()
+    for name, module in MODULES.items():
+        for node in module.body:
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+                found |= {node.name, f"{name}.{node.name}"}
+            if isinstance(node, ast.ClassDef):
+                found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
+    owner = ""
+    for line in (ROOT / "actorsub/_core.pyx").read_text().splitlines():
+        if named := re.match(r"cdef class (\w+)", line):
+            owner = named[1]
+        if named := re.match(r"(    )?(?:cp?def|def)\b.*?(\w+)\(", line):
+            found.add(f"{owner}.{named[2]}" if named[1] else f"_core.{named[2]}")
+    return found
+
+
+def test_the_ways_in_the_design_name_what_there_is() -> None:
+    text = (ROOT / "docs/design.md").read_text()
+    ways = text[text.index("## The way of a call") : text.index("## What a handle is")]
+    python, native = defined_in_python(), "".join(path.read_text() for path in CSRC)
+    names = re.findall(r"`([A-Za-z_.:]+)`", ways)
+    assert len(names) > 50
+    for name in names:
+        if re.fullmatch(r"\w+\.(py|pyx|cc|h)", name):
+            assert list(ROOT.glob(f"actorsub/{name}")) + list(ROOT.glob(f"csrc/{name}")), name
+        elif "::" in name or name in ("GateFor", "Decide"):
+            assert re.search(rf"\b{re.escape(name)}\(", native), name
+        elif name not in ("on_state_change", "grep"):
+            assert name in python, name
