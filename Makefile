@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
 BIN := $(VENV)/bin
-CORE_SOURCES := $(wildcard csrc/*.h csrc/*.cc actorsub/_cpp/*.pxd actorsub/*.pyx)
+CORE_SOURCES := $(wildcard csrc/*.h csrc/*.cc actorsub/_cpp/*.pxd actorsub/*.pyx actorsub/_pyx/*)
 SOURCES := setup.py pyproject.toml MANIFEST.in README.md $(CORE_SOURCES) $(wildcard actorsub/*.py actorsub/*.pyi actorsub/*/*.py)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 CMAKE_BUILD := build/cpp
@@ -190,8 +190,8 @@ bench-cpp: cpp-bench  ## The C++ benchmarks (needs google-benchmark)
 lint: $(VENV)/.linters  ## ruff, mypy, stubtest, cython-lint, clang-format, clang-tidy
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@PATH=$(abspath $(BIN)):$$PATH cython-lint --max-line-length=120 actorsub/_core.pyx actorsub/_cpp/*.pxd
-	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
+	@PATH=$(abspath $(BIN)):$$PATH cython-lint --max-line-length=120 actorsub/_core.pyx actorsub/_pyx/*.pxi actorsub/_cpp/*.pxd
+	@$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'actorsub/_pyx/*.h' 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
 	@$(BIN)/mypy
 	@$(BIN)/stubtest --mypy-config-file pyproject.toml actorsub._core
 	@cmake -S csrc -B $(CMAKE_BUILD)/plain -DCMAKE_EXPORT_COMPILE_COMMANDS=ON > /dev/null
@@ -200,7 +200,7 @@ lint: $(VENV)/.linters  ## ruff, mypy, stubtest, cython-lint, clang-format, clan
 format: $(VENV)/.linters  ## Format everything
 	@$(BIN)/ruff check --fix -q .
 	@$(BIN)/ruff format -q .
-	@$(BIN)/clang-format -i $$(git ls-files 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
+	@$(BIN)/clang-format -i $$(git ls-files 'actorsub/_pyx/*.h' 'csrc/*.h' 'csrc/*.cc' 'tests/cpp/*.h' 'tests/cpp/*.cc' 'bench/cpp/*.cc')
 
 $(VENV)/.linters: $(VENV)/.installed-test pyproject.toml
 	@$(PIP) install "$$(ls $(VENV)/wheel/*.whl)[lint]"

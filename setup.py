@@ -32,8 +32,8 @@ compile_args += ["-O0", "-UNDEBUG", "-g"] if debug else ["-O2"]
 core = Extension(
     "actorsub._core",
     sources=["actorsub/_core.pyx", *sorted(glob.glob("csrc/*.cc"))],
-    include_dirs=["csrc"],
-    depends=[*glob.glob("csrc/*.h"), *glob.glob("actorsub/_cpp/*.pxd")],
+    include_dirs=["csrc", "actorsub/_pyx"],
+    depends=[*glob.glob("csrc/*.h"), *glob.glob("actorsub/_cpp/*.pxd"), *glob.glob("actorsub/_pyx/*")],
     extra_compile_args=compile_args,
     extra_link_args=link_args,
     language="c++",

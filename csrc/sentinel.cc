@@ -34,6 +34,7 @@
 #include <utility>
 
 #include "http2_frames.h"
+#include "timers.h"
 
 namespace actorsub {
 namespace {
@@ -393,7 +394,8 @@ const char* SentinelCauseName(SentinelCause cause) {
 
 class Sentinel::Core {
  public:
-  explicit Core(const Options& options) : options_(options), clock_(*options.clock), owner_pid_(getpid()) {}
+  explicit Core(const Options& options)
+      : options_(options), clock_(*options.clock), owner_pid_(getpid()), timers_(options.max_timers) {}
   ~Core();
 
   bool foreign() const { return getpid() != owner_pid_; }
@@ -431,18 +433,6 @@ class Sentinel::Core {
     std::array<EventList::iterator, kActorEventKindCount> queued{};
     std::array<bool, kActorEventKindCount> has_queued{};
   };
-  struct Timer {
-    std::int64_t deadline_ns = 0;
-    std::uint64_t serial = 0;
-    bool fired = false;
-  };
-  struct TimerEntry {
-    std::int64_t deadline_ns = 0;  // In `fired_`: when it was seen.
-    std::uint64_t id = 0;
-    std::uint64_t serial = 0;
-    // For std::push_heap, whose top is the greatest.
-    friend bool operator<(const TimerEntry& a, const TimerEntry& b) { return a.deadline_ns > b.deadline_ns; }
-  };
   // One change that the thread has to make.
   struct Wish {
     ActorId id{};
@@ -463,8 +453,6 @@ class Sentinel::Core {
   void DropQueued(Entry* entry) ACTORSUB_REQUIRES(mutex_);
   bool WantsWake() ACTORSUB_REQUIRES(mutex_);
   void WriteWake();
-  bool TimerIsCurrent(const TimerEntry& entry, bool fired) const ACTORSUB_REQUIRES(mutex_);
-  void CompactTimers() ACTORSUB_REQUIRES(mutex_);
   void Forget() ACTORSUB_EXCLUDES(mutex_);
   void Remember(int fd);
   void CloseFd(int* fd);
@@ -556,11 +544,7 @@ class Sentinel::Core {
   std::unordered_map<ActorId, Entry, IdHash> entries_ ACTORSUB_GUARDED_BY(mutex_);
   std::unordered_set<ActorId, IdHash> dirty_ ACTORSUB_GUARDED_BY(mutex_);
   EventList events_ ACTORSUB_GUARDED_BY(mutex_);
-  std::uint64_t next_timer_serial_ ACTORSUB_GUARDED_BY(mutex_) = 1;
-  std::unordered_map<std::uint64_t, Timer> timers_ ACTORSUB_GUARDED_BY(mutex_);
-  // Both with lazy deletion: an entry counts only while `timers_` names its serial.
-  std::vector<TimerEntry> timer_heap_ ACTORSUB_GUARDED_BY(mutex_);
-  std::vector<TimerEntry> fired_ ACTORSUB_GUARDED_BY(mutex_);
+  Timers timers_ ACTORSUB_GUARDED_BY(mutex_);
 
   // The sentinel thread only (Start and Stop: while it does not exist).
   int epoll_fd_ = -1;
@@ -809,9 +793,7 @@ void Sentinel::Core::Forget() {
   entries.swap(entries_);
   dirty_.clear();
   events_.clear();
-  timers_.clear();
-  timer_heap_.clear();
-  fired_.clear();
+  timers_.Clear();
   wake_sent_ = false;
   sleeps_until_ns_ = kNoQuestion;
 }
@@ -925,38 +907,12 @@ bool Sentinel::Core::Looks(const ActorId& id) const {
   return at != entries_.end() && at->second.looks;
 }
 
-bool Sentinel::Core::TimerIsCurrent(const TimerEntry& entry, bool fired) const {
-  const auto at = timers_.find(entry.id);
-  return at != timers_.end() && at->second.serial == entry.serial && at->second.fired == fired;
-}
-
-// Lazy deletion must not let garbage outgrow what is alive.
-void Sentinel::Core::CompactTimers() {
-  const std::size_t limit = 2 * timers_.size() + 64;
-  if (timer_heap_.size() > limit) {
-    const auto stale = [this](const TimerEntry& entry)
-                           ACTORSUB_REQUIRES(mutex_) { return !TimerIsCurrent(entry, false); };
-    timer_heap_.erase(std::remove_if(timer_heap_.begin(), timer_heap_.end(), stale), timer_heap_.end());
-    std::make_heap(timer_heap_.begin(), timer_heap_.end());
-  }
-  if (fired_.size() > limit) {
-    const auto stale = [this](const TimerEntry& entry)
-                           ACTORSUB_REQUIRES(mutex_) { return !TimerIsCurrent(entry, true); };
-    fired_.erase(std::remove_if(fired_.begin(), fired_.end(), stale), fired_.end());
-  }
-}
-
 bool Sentinel::Core::AddTimer(std::uint64_t id, std::int64_t deadline_ns) {
   bool wake = false;
   {
     MutexLock lock(mutex_);
     if (!running()) return false;
-    if (timers_.size() >= options_.max_timers && timers_.count(id) == 0) return false;
-    CompactTimers();
-    const std::uint64_t serial = next_timer_serial_++;
-    timer_heap_.push_back(TimerEntry{deadline_ns, id, serial});
-    std::push_heap(timer_heap_.begin(), timer_heap_.end());
-    timers_[id] = Timer{deadline_ns, serial, false};
+    if (!timers_.Add(id, deadline_ns)) return false;
     if (deadline_ns < sleeps_until_ns_) wake = WantsWake();
   }
   if (wake) WriteWake();
@@ -965,7 +921,7 @@ bool Sentinel::Core::AddTimer(std::uint64_t id, std::int64_t deadline_ns) {
 
 bool Sentinel::Core::CancelTimer(std::uint64_t id) {
   MutexLock lock(mutex_);
-  return timers_.erase(id) != 0;
+  return timers_.Cancel(id);
 }
 
 bool Sentinel::Core::WaitForEvents(std::int64_t timeout_ns) const {
@@ -994,23 +950,24 @@ std::size_t Sentinel::Core::DrainEvents(std::vector<SentinelEvent>* events) {
   (void)!read(event_fd(), &signals, sizeof signals);
   const std::size_t before = events->size();
   MutexLock lock(mutex_);
-  events->reserve(before + events_.size() + fired_.size());
+  // All that can fail comes first: nothing is lost then.
+  std::vector<Timers::Fired> fired;
+  fired.reserve(timers_.fired());
+  events->reserve(before + events_.size() + timers_.fired());
   for (const SentinelEvent& event : events_) {
     events->push_back(event);
     const auto at = entries_.find(event.actor_id);
     if (at != entries_.end()) at->second.has_queued[static_cast<std::size_t>(event.kind)] = false;
   }
   events_.clear();
-  for (const TimerEntry& entry : fired_) {
-    if (!TimerIsCurrent(entry, true)) continue;
-    timers_.erase(entry.id);
+  timers_.Take(&fired);
+  for (const Timers::Fired& timer : fired) {
     SentinelEvent event;
     event.kind = SentinelEventKind::kTimer;
-    event.seen_ns = entry.deadline_ns;
-    event.timer_id = entry.id;
+    event.seen_ns = timer.seen_ns;
+    event.timer_id = timer.id;
     events->push_back(event);
   }
-  fired_.clear();
   return events->size() - before;
 }
 
@@ -1094,7 +1051,7 @@ int Sentinel::Core::Sleep(std::array<epoll_event, 128>* ready) {
   if (descriptors_ > 0) until_ns = std::min(until_ns, std::max(next_reserve_look_ns_, begin_ns));
   {
     MutexLock lock(mutex_);
-    if (!timer_heap_.empty()) until_ns = std::min(until_ns, timer_heap_.front().deadline_ns);
+    until_ns = std::min(until_ns, timers_.NextNs());
     // `wake_sent_`: its write may have been read in the last turn, after the wishes were taken.
     if (!dirty_.empty() || stopping_ || wake_sent_) until_ns = begin_ns;
     sleeps_until_ns_ = until_ns;
@@ -1243,21 +1200,9 @@ void Sentinel::Core::FireTimers() {
   bool any = false;
   for (bool more = true; more;) {
     MutexLock lock(mutex_);
-    std::size_t looked_at = 0;
-    while (!timer_heap_.empty() && timer_heap_.front().deadline_ns <= turn_ns_ && looked_at < kTimersPerLock) {
-      ++looked_at;
-      TimerEntry entry = timer_heap_.front();
-      std::pop_heap(timer_heap_.begin(), timer_heap_.end());
-      timer_heap_.pop_back();
-      const auto at = timers_.find(entry.id);
-      if (at == timers_.end() || at->second.serial != entry.serial) continue;
-      at->second.fired = true;
-      entry.deadline_ns = turn_ns_;
-      fired_.push_back(entry);
-      any = true;
-      Add(&count_timers_fired_);
-    }
-    more = looked_at == kTimersPerLock;
+    const std::size_t fired = timers_.Fire(turn_ns_, kTimersPerLock, &more);
+    any = any || fired != 0;
+    Add(&count_timers_fired_, fired);
   }
   if (any) SignalEvents();
 }

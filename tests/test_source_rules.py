@@ -17,6 +17,8 @@ from actorsub import lifecycle
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 MODULES = {path.stem: ast.parse(path.read_text()) for path in sorted((ROOT / "actorsub").glob("*.py"))}
+#: The Cython sources, as one text.
+BINDING = "".join(path.read_text() for path in [ROOT / "actorsub/_core.pyx", *(ROOT / "actorsub/_pyx").glob("*.pxi")])
 CSRC = sorted([*(ROOT / "csrc").glob("*.h"), *(ROOT / "csrc").glob("*.cc")])
 
 
@@ -104,7 +106,7 @@ def test_the_core_knows_neither_python_nor_ray(path: pathlib.Path) -> None:
 
 
 def test_no_native_code_takes_the_gil() -> None:
-    text = (ROOT / "actorsub/_core.pyx").read_text()
+    text = BINDING
     assert not re.search(r"\bwith gil\b|PyGILState|\)\s*(nogil|noexcept nogil|with gil)\s*:", text)
     # Where it is released nothing but the core is called.
     released = re.findall(r"with nogil:\n((?: {8,}.*\n)+)", text)
@@ -154,7 +156,7 @@ def defined_in_python() -> set[str]:
             if isinstance(node, ast.ClassDef):
                 found |= {f"{node.name}.{one.name}" for one in node.body if isinstance(one, ast.FunctionDef)}
     owner = ""
-    for line in (ROOT / "actorsub/_core.pyx").read_text().splitlines():
+    for line in BINDING.splitlines():
         if named := re.match(r"cdef class (\w+)", line):
             owner = named[1]
         if named := re.match(r"(    )?(?:cp?def|def)\b.*?(\w+)\(", line):
