@@ -173,7 +173,8 @@ class OtherNode:
 @pytest.fixture(scope="module")
 def other_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OtherNode]:
     ray.shutdown()
-    ray.init(**RAY_ARGS)
+    # An idle worker is to be ended by its test, not by Ray a second after its last task.
+    ray.init(**RAY_ARGS, _system_config={"idle_worker_killing_time_threshold_ms": 3_600_000})
     directory = tmp_path_factory.mktemp("other")
     (directory / "gate").touch()
     node = OtherNode(directory)
