@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from actorsub.fence import log_failure
+from actorsub.fence import log_failure, take
 
 logger = logging.getLogger("actorsub")
 
@@ -39,10 +39,10 @@ class Background:
             try:
                 self._start()
             except RuntimeError:
-                if _taken(request) is not None:
+                if take(request) is not None:
                     raise
         # Put after the request to stop, nobody would come to it.
-        return not self._is_stopped or _taken(request) is None
+        return not self._is_stopped or take(request) is None
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -83,7 +83,7 @@ class Background:
             request = self._requests.get()
             if request is None:
                 return
-            wanted = _taken(request)
+            wanted = take(request)
             if wanted is None:
                 continue
             function, arguments = wanted
@@ -97,11 +97,3 @@ class Background:
             # No reference to an actor while this thread waits.
             del request, wanted, function, arguments
             self._done()
-
-
-def _taken(request: list[tuple[Callable[..., None], Any]]) -> tuple[Callable[..., None], Any] | None:
-    """What is asked for, for the one who is first; None for others."""
-    try:
-        return request.pop()
-    except IndexError:
-        return None

@@ -17,9 +17,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger("actorsub")
+
+T = TypeVar("T")
 
 
 def fenced(what: str, function: Callable[..., Any], *arguments: Any, failed: Any = None) -> Any:
@@ -53,6 +55,14 @@ def as_exception(what: str, raised: BaseException) -> Exception:
     error = RuntimeError(f"{what} raised {raised!r}")
     error.__cause__ = raised
     return error
+
+
+def take(container: list[T]) -> T | None:
+    """The last thing of a list, for whoever is first; None for everybody else."""
+    try:
+        return container.pop()
+    except IndexError:
+        return None
 
 
 class Wakeup:

@@ -20,7 +20,7 @@ import ray
 
 from actorsub import _core, _ray_compat, calls, errors, frozen, watcher
 from actorsub.errors import Attempt, DeadlineExceededError, NoReplicaError, QueueFullError
-from actorsub.fence import as_exception, fenced
+from actorsub.fence import as_exception, fenced, take
 from actorsub.group_options import GroupOptions
 from actorsub.members import HELD, Members
 from actorsub.retry_budget import RetryBudget
@@ -258,7 +258,7 @@ class GroupCall(calls.Call):
         self._is_unwanted = True
         # Read before: an attempt that ends meanwhile finds that the call is unwanted.
         current = self._current
-        if _take(self._between):
+        if take(self._between):
             self._finish_unwanted()
         elif current is not None:
             current.cancel()
@@ -449,7 +449,7 @@ class GroupCall(calls.Call):
         self._between.append(True)
         if self._is_unwanted:
             # Else its user has seen that it is between two attempts, and finishes it.
-            if _take(self._between):
+            if take(self._between):
                 self._finish_unwanted()
             return
         pause_ns = min(pause_ns, self._deadline_ns - _core.now_ns())
@@ -463,7 +463,7 @@ class GroupCall(calls.Call):
 
     def _route_between(self) -> None:
         """The next attempt of a call that has had one, unless its user was first. On the sender's thread."""
-        if _take(self._between):
+        if take(self._between):
             self._route_again()
 
     def _route_again(self) -> None:
@@ -509,7 +509,7 @@ class GroupCall(calls.Call):
 
     def _take_end(self) -> bool:
         """True for the one who may end the call."""
-        return _take(self._end)
+        return take(self._end) is not None
 
     def _finish(self, value: Any, *, raised: bool = False) -> None:
         """Ends it with a value, or with an error that an attempt or the group has `raised`."""
@@ -558,14 +558,6 @@ def _admit_on_sender(attempt: calls.Call, deadline_ns: int) -> Any:
     for function in after:
         function()
     return refusal
-
-
-def _take(tokens: list[bool]) -> bool:
-    """True for the one who takes the last thing out of a list."""
-    try:
-        return tokens.pop()
-    except IndexError:
-        return False
 
 
 _TRY_AGAIN: Any = object()
