@@ -20,7 +20,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 )
 
 import ray
-from helpers import RAY_ARGS, Restartable, Worker, wait_for_state, wait_until
+from helpers import RAY_ARGS, Restartable, Worker, ensure_ray, wait_for_state, wait_until
+
+# Its assertions say what they compared, as those of a test module do.
+pytest.register_assert_rewrite("equivalence")
 
 __all__ = ["RAY_ARGS", "Restartable", "Worker", "wait_for_state", "wait_until"]
 
@@ -35,8 +38,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.fixture
 def ray_local() -> None:
     """A local Ray, shared by the tests that only need one; started anew after a test that shut it down."""
-    if not ray.is_initialized():
-        ray.init(**RAY_ARGS)
+    ensure_ray()
+
+
+@pytest.fixture(scope="module")
+def ray_of_module() -> None:
+    """The same for fixtures of a module, and for modules all of whose tests need it."""
+    ensure_ray()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,21 +1,26 @@
-"""Actors that can be killed and that come back when told to, ways to wait for what nothing announces, and Python code
-in a process of its own."""
+"""Actors that can be killed and that come back when told to, and ways to wait for what nothing announces.
+
+Python code in a process of its own: subprocesses.py.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import pathlib
 import signal
-import subprocess
-import sys
-import textwrap
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import ray
 
 import actorsub
+
+if TYPE_CHECKING:
+    from ray.cluster_utils import Cluster
 
 RAY_ARGS: dict[str, Any] = {
     # Never another cluster that happens to run on this machine.
@@ -25,6 +30,35 @@ RAY_ARGS: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",
 }
+
+#: What is left of them where there is a cluster to connect to.
+CONNECT = {name: RAY_ARGS[name] for name in ("log_to_driver", "logging_level")}
+#: How long a result may take; only what hangs takes as long.
+GET_S = 60
+
+
+def ensure_ray() -> None:
+    if not ray.is_initialized():
+        ray.init(**RAY_ARGS)
+
+
+@contextlib.contextmanager
+def connected_cluster(**head: Any) -> Iterator[Cluster]:
+    """A cluster that nodes can be added to, and its first node, which this process is connected to meanwhile."""
+    from ray.cluster_utils import Cluster
+
+    ray.shutdown()
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    try:
+        ray.init(address=cluster.address, **CONNECT)
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def get(ref: Any) -> Any:
+    return ray.get(ref, timeout=GET_S)
 
 
 def wait_until(condition: Callable[[], Any], timeout_s: float = 30.0, what: str = "") -> Any:
@@ -45,6 +79,127 @@ def wait_for_state(handle: actorsub.ActorHandle, *states: actorsub.ActorState, t
         timeout_s,
         f"{handle} in {states}, is {actorsub.state(handle)}",
     )
+
+
+def wait_until_watched(handle: actorsub.ActorHandle, timeout_s: float = 30.0) -> None:
+    wait_until(lambda: actorsub.stats(handle)["watched"], timeout_s, "the sentinel watches")
+
+
+def up_and_watched(handle: Any) -> int:
+    """The process id of the actor, once it is up and watched."""
+    pid: int = get(handle.pid.remote())
+    wait_until_watched(handle)
+    return pid
+
+
+def touch(path: str | pathlib.Path) -> None:
+    pathlib.Path(path).touch()
+
+
+def wait_for_file(path: str | pathlib.Path, timeout_s: float = GET_S) -> None:
+    wait_until(lambda: os.path.exists(path), timeout_s, f"{path} is there")
+
+
+def our_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("actorsub")}
+
+
+def ms(seconds: float) -> str:
+    return f"{seconds * 1000:.1f} ms"
+
+
+class Basics:
+    """What many tests want of an actor; those that want more inherit from it."""
+
+    def __init__(self) -> None:
+        self.memory: list[Any] = []
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def echo(self, value: Any = None) -> Any:
+        return value
+
+    def remember(self, value: Any) -> list[Any]:
+        self.memory.append(value)
+        return self.memory
+
+    def sleep(self, seconds: float) -> float:
+        time.sleep(seconds)
+        return seconds
+
+    def hold(self, started: str, gate: str) -> str:
+        """Runs until the gate is there."""
+        touch(started)
+        while not os.path.exists(gate):
+            time.sleep(0.002)
+        return "done"
+
+    def fail(self) -> None:
+        raise ValueError("of the application")
+
+
+class Subject:
+    """A wrapped actor with its process, a directory that both sides know, and calls that are known to run there."""
+
+    def __init__(self, directory: pathlib.Path, cls: type, **options: Any) -> None:
+        self.directory = directory
+        self.handle = actorsub.remote(**{"num_cpus": 0, **options})(cls).remote()
+        #: 0 where nobody has asked for it: not each class tells.
+        self.pid = 0
+        self._numbers = itertools.count()
+
+    def path(self, name: str) -> str:
+        return str(self.directory / name)
+
+    def hold_by(self, call: Callable[[str, str], Any]) -> Any:
+        """Makes a call with two files: it makes the first when it runs, and runs until `release` makes the second."""
+        started = self.path(f"started-{next(self._numbers)}")
+        made = call(started, self.path("gate"))
+        wait_for_file(started)
+        return made
+
+    def release(self) -> None:
+        touch(self.path("gate"))
+
+    def watch(self) -> None:
+        wait_until_watched(self.handle)
+
+    @property
+    def stats(self) -> dict[str, Any]:
+        return actorsub.stats(self.handle)
+
+    def signal(self, number: int) -> None:
+        assert self.pid, "a signal to 0 goes to the tests themselves"
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+
+    def end(self) -> None:
+        """For good, whatever state it is in."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError):
+                self.signal(signal.SIGCONT)
+        ray.kill(self.handle)
+
+
+AnySubject = TypeVar("AnySubject", bound=Subject)
+
+
+def make_subjects(directory: pathlib.Path, kind: type[AnySubject]) -> Iterator[Callable[..., AnySubject]]:
+    """For a fixture: makes Subjects, each in a directory of its own, and ends their actors after the test."""
+    made: list[AnySubject] = []
+
+    def make(*arguments: Any, **options: Any) -> AnySubject:
+        own = directory / f"subject-{len(made)}"
+        own.mkdir()
+        made.append(kind(own, *arguments, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.end()
 
 
 class Worker:
@@ -120,49 +275,3 @@ class Restartable:
     def ledger(self) -> list[str]:
         path = self.directory / "ledger"
         return path.read_text().split() if path.exists() else []
-
-
-PROLOGUE = """
-import asyncio, gc, os, pathlib, signal, sys, tempfile, threading, time
-import ray, actorsub
-from helpers import RAY_ARGS, Restartable, Worker, wait_until, wait_for_state
-from actorsub import ActorState
-
-if "TEST_CLUSTER" in os.environ:
-    RAY_ARGS = {"address": os.environ["TEST_CLUSTER"], "log_to_driver": False, "logging_level": "ERROR"}
-else:
-    RAY_ARGS["num_cpus"] = 1
-"""
-# What a C++ abort, a fatal Python error or a lost exception leave on stderr.
-BAD_WORDS = ("Fatal Python error", "terminate called", "Aborted", "Segmentation", "SIGSEGV", "SIGABRT", "Check failed",
-             "Traceback", "Exception ignored", "core dumped")  # fmt: skip
-
-
-def run_script(
-    code: str, *arguments: str, timeout_s: float = 60.0, own_cluster: bool = False, auto_connect: bool = False
-) -> str:
-    """Runs Python code in a process of its own: it has to end by itself with code 0. Returns its standard output.
-
-    Its `ray.init(**RAY_ARGS)` connects to the Ray of this process, which takes a tenth of the time that starting one
-    does, unless `own_cluster`. With `auto_connect` a call of Ray's without a session starts a Ray, as Ray does.
-    """
-    environment = dict(os.environ)
-    if not auto_connect:
-        environment["RAY_ENABLE_AUTO_CONNECT"] = "0"
-    if not own_cluster:
-        environment["TEST_CLUSTER"] = ray.get_runtime_context().gcs_address
-    inherited = [one for one in sys.path if one and os.path.isdir(one) and "site-packages" not in one]
-    environment["PYTHONPATH"] = os.pathsep.join([str(pathlib.Path(__file__).parent), *inherited])
-    process = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", PROLOGUE + textwrap.dedent(code), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        env=environment,
-        check=False,
-    )
-    report = f"exit code {process.returncode}\n--- stdout\n{process.stdout}\n--- stderr\n{process.stderr}"
-    assert process.returncode == 0, report
-    for word in BAD_WORDS:
-        assert word not in process.stderr, report
-    return process.stdout

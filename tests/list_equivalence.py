@@ -16,7 +16,8 @@ HEAD = """# What a wrapped handle was compared on
 
 A wrapped handle has to do what Ray's plain one does. Each line below is a test: those of `test_equivalence.py` run once
 on a plain and once on a wrapped handle of equal actors, and compare the value, the type of the result, and class and
-text of the error. This page is made from the tests by `python tests/list_equivalence.py`.
+text of the error. Their cases stand in [`tests/equivalence/`](../tests/equivalence/__init__.py), a module for each
+topic. This page is made from the tests by `python tests/list_equivalence.py`.
 """
 
 

@@ -8,25 +8,21 @@ import fractions
 import pathlib
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy
 import pytest
 import ray
-from helpers import RAY_ARGS, Restartable, run_script, wait_until
+from helpers import Restartable, wait_until
+from subprocesses import run_script
 
 import actorsub
 from actorsub.policy import MAX_TIMEOUT_S
 
+pytestmark = pytest.mark.usefixtures("ray_of_module")
+
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connection() -> Iterator[None]:
-    if not ray.is_initialized():
-        ray.init(**RAY_ARGS)
-    yield
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -181,7 +177,7 @@ def plain_worker() -> Any:
 
 
 @pytest.fixture(scope="module")
-def plain(connection: None) -> Any:
+def plain(ray_of_module: None) -> Any:
     return plain_worker()
 
 

@@ -9,7 +9,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import gc
-import itertools
 import logging
 import os
 import pathlib
@@ -25,7 +24,8 @@ from typing import Any
 import numpy as np
 import pytest
 import ray
-from helpers import Restartable, run_script, wait_for_state, wait_until
+from helpers import Restartable, Subject, make_subjects, touch, wait_for_file, wait_for_state, wait_until
+from subprocesses import run_script
 
 import actorsub
 from actorsub import ActorState, Call, _core, watcher
@@ -35,14 +35,6 @@ PATIENCE_S = 60.0
 EARLY_S = 1.2
 
 MakeRestartable = Callable[..., Restartable]
-
-
-def touch(path: Any) -> None:
-    pathlib.Path(path).touch()
-
-
-def wait_for_file(path: Any) -> None:
-    wait_until(lambda: os.path.exists(path), PATIENCE_S, f"{path} is there")
 
 
 def note(path: str, entry: Any) -> None:
@@ -159,60 +151,33 @@ class Grouped:
         return "held"
 
 
-class Subject:
-    """An actor that is up, and calls that are known to run there."""
+class CallSubject(Subject):
+    """What is held is a Call."""
 
-    def __init__(self, directory: pathlib.Path, cls: type, **options: Any) -> None:
-        self.directory = directory
-        self.handle = actorsub.remote(**{"num_cpus": 0, **options})(cls).remote()
-        self._numbers = itertools.count()
+    def __init__(self, directory: pathlib.Path, cls: type = Doer, **options: Any) -> None:
+        super().__init__(directory, cls, **options)
         if hasattr(cls, "pid"):
             self.pid = self.handle.pid.call().result(PATIENCE_S)
 
-    def path(self, name: str) -> str:
-        return str(self.directory / name)
-
     def hold(self, **options: Any) -> Call:
         """A call that runs until `release`."""
-        started = self.path(f"started-{next(self._numbers)}")
-        call = self.handle.hold.options(**options).call(started, self.path("gate"))
-        wait_for_file(started)
-        return call
-
-    def release(self) -> None:
-        touch(self.path("gate"))
-
-    def watch(self) -> None:
-        wait_until(lambda: actorsub.stats(self.handle)["watched"], what="the sentinel watches")
+        return self.hold_by(self.handle.hold.options(**options).call)
 
     @property
     def counters(self) -> dict[str, Any]:
-        return actorsub.stats(self.handle)["calls"]
+        return self.stats["calls"]
 
-    def kill(self) -> None:
-        os.kill(self.pid, signal.SIGKILL)
+    def end(self) -> None:
+        self.release()
+        super().end()
 
 
 @pytest.fixture
-def subject(ray_local: None, tmp_path: pathlib.Path) -> Iterator[Callable[..., Subject]]:
-    """Makes Subjects, and ends their actors after the test."""
-    made: list[Subject] = []
-
-    def make(cls: type = Doer, **options: Any) -> Subject:
-        directory = tmp_path / f"subject-{len(made)}"
-        directory.mkdir()
-        made.append(Subject(directory, cls, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.release()
-        with contextlib.suppress(ProcessLookupError, AttributeError):
-            os.kill(one.pid, signal.SIGCONT)
-        ray.kill(one.handle)
+def subject(ray_local: None, tmp_path: pathlib.Path) -> Iterator[Callable[..., CallSubject]]:
+    yield from make_subjects(tmp_path, CallSubject)
 
 
-Maker = Callable[..., Subject]
+Maker = Callable[..., CallSubject]
 
 
 def idle(counters: dict[str, Any]) -> bool:

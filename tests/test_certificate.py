@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import wait_until
+from helpers import wait_until, wait_until_watched
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 import actorsub
@@ -461,7 +461,7 @@ def test_the_last_incarnation_is_never_said_to_restart(
             if end_of(call) is None and call.result() != pid:
                 pid = call.result()
                 break
-    wait_until(lambda: actorsub.stats(handle)["watched"], what="the sentinel watches")
+    wait_until_watched(handle)
     held = handle.sleep.call(str(tmp_path / "started"))
     wait_until((tmp_path / "started").exists, PATIENCE_S)
     states: list[Any] = []

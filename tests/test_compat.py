@@ -5,13 +5,11 @@ The installed Ray is made unknown by taking away one private name after the othe
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
-import sys
 import textwrap
 
 import pytest
+from subprocesses import output_of, run_python, with_our_path
 
 import actorsub
 from actorsub import _ray_compat
@@ -48,23 +46,10 @@ print("WORKS", sorted(actorsub._ray_compat.report()))
 
 
 def run(script: str, dashboard: bool = False) -> str:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(pathlib.Path(__file__).parent), *sys.path])}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            PRELUDE.replace("HIDE", textwrap.dedent(script)) + USE.replace("DASHBOARD", str(dashboard)),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment,
-        # Not the folder that the tests were started in: it may hold the sources of a package that is installed.
-        cwd=pathlib.Path(__file__).parent,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    code = PRELUDE.replace("HIDE", textwrap.dedent(script)) + USE.replace("DASHBOARD", str(dashboard))
+    # Not the folder that the tests were started in: it may hold the sources of a package that is installed.
+    here = pathlib.Path(__file__).parent
+    return output_of(run_python("-c", code, timeout_s=100, env=with_our_path(), cwd=here))
 
 
 def test_nothing_is_missing_on_the_installed_ray() -> None:

@@ -18,7 +18,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -27,7 +26,8 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import RAY_ARGS, Worker, wait_for_state, wait_until
+from helpers import RAY_ARGS, Worker, ms, our_threads, wait_for_state, wait_until, wait_until_watched
+from subprocesses import run_function
 
 import actorsub
 from actorsub import ActorState
@@ -115,7 +115,7 @@ class Actor:
     def up(self) -> None:
         """Waits until the sentinel watches its present incarnation, and takes its process id."""
         self.pid = self.handle.pid.options(on_unavailable="wait").call().result(PATIENCE_S)
-        wait_until(lambda: actorsub.stats(self.handle)["watched"], what="the sentinel watches")
+        wait_until_watched(self.handle)
 
     def listen(self) -> None:
         actorsub.on_state_change(self.handle, lambda _, _old, new, _evidence: self.told.append(new))
@@ -287,11 +287,7 @@ class Complaints(logging.Handler):
 
 
 def own_threads() -> dict[str, int | None]:
-    return {one.name: one.ident for one in threading.enumerate() if one.name.startswith("actorsub-")}
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
+    return {one.name: one.ident for one in our_threads()}
 
 
 def run_without_control_store(directory: str, how: str) -> None:
@@ -398,14 +394,7 @@ def test_actors_die_while_the_control_store_is_away(
     redis: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setenv("RAY_REDIS_ADDRESS", redis)
-    code = "import sys, test_control_store; test_control_store.run_without_control_store(*sys.argv[1:])"
-    # To a file: a pipe stays open for as long as any process of that Ray has it.
-    with (tmp_path / "output").open("wb") as output:
-        child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), how], stdout=output, stderr=output)
-        try:
-            child.wait(WATCHDOG_S + 20)
-        finally:
-            child.kill()
-            child.wait()
-    assert child.returncode == 0, (tmp_path / "output").read_text(errors="replace")[-8000:]
+    log = tmp_path / "output"
+    code = run_function(run_without_control_store, str(tmp_path), how, log=log, timeout_s=WATCHDOG_S + 20)
+    assert code == 0, log.read_text(errors="replace")[-8000:]
     print((tmp_path / "report").read_text())

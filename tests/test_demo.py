@@ -17,13 +17,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+from subprocesses import output_of, run_python
 
 from actorsub import __main__, _demo
 from actorsub._demo import figures, schedule, service, settings
 from actorsub._demo.records import Attempt, ModeRun, Request
 from actorsub._demo.schedule import Kill
 
-COMMAND = [sys.executable, "-m", "actorsub", "demo"]
+DEMO = ["-m", "actorsub", "demo"]
+COMMAND = [sys.executable, *DEMO]
 
 
 # --- Schedule -------------------------------------------------------------------------------------
@@ -313,12 +315,10 @@ def environment() -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_end_to_end(tmp_path: Path) -> None:
-    command = [*COMMAND, "--seconds=4", "--rate=30", "--workers=2", "--seed=3"]
+    command = [*DEMO, "--seconds=4", "--rate=30", "--workers=2", "--seed=3"]
     command += ["--json=out.json", "--picture=out.svg"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(*command, timeout_s=280, cwd=tmp_path, env=environment())
+    output = output_of(done)
     assert "Traceback" not in done.stderr
     assert [line.split(":")[0] for line in done.stderr.splitlines() if "starting" in line] == [
         *("[1/3] stock Ray", "[2/3] tuned Ray", "[3/3] actorsub")
@@ -340,7 +340,7 @@ def test_end_to_end(tmp_path: Path) -> None:
         assert summary["lost_s"] == pytest.approx(sum(attempt["waited_s"] for attempt in lost))
         assert summary["kills"] == summary["planned_kills"] == 1
         assert mode["errors"] == {}
-        assert f"{summary['requests']}" in done.stdout
+        assert f"{summary['requests']}" in output
         if name == "actorsub":
             # No more than were at the worker when it was killed.
             assert len(lost) <= 3
@@ -349,9 +349,9 @@ def test_end_to_end(tmp_path: Path) -> None:
             assert len(lost) > 0
     assert document["modes"]["actorsub"]["summary"]["lost_s"] < document["modes"]["stock"]["summary"]["lost_s"]
     if (tmp_path / "out.svg").exists():
-        assert "picture saved in" in done.stdout
+        assert "picture saved in" in output
     else:
-        assert "matplotlib is not installed" in done.stdout
+        assert "matplotlib is not installed" in output
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -430,15 +430,7 @@ def test_failing_mode_is_explained(tmp_path: Path) -> None:
     (broken / "__init__.py").write_text("raise ImportError('this Ray is broken')\n")
     # The parent has imported what it needs by then; its child, on the same path, meets the broken one.
     code = "import sys; from actorsub.__main__ import main; sys.path.insert(0, 'broken'); sys.exit(main())"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "demo", "--mode", "stock"],
-        cwd=tmp_path,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    done = run_python("-c", code, "demo", "--mode", "stock", timeout_s=100, cwd=tmp_path, env=environment())
     assert done.returncode == 1
     assert "the run on stock Ray ended with exit code 1" in done.stderr
     assert "this Ray is broken" in done.stderr

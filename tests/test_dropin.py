@@ -14,19 +14,14 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import RAY_ARGS, Restartable, Worker, wait_for_state, wait_until
+from helpers import Restartable, Worker, wait_for_state, wait_until
 
 import actorsub
 from actorsub import ActorState
 
+pytestmark = pytest.mark.usefixtures("ray_of_module")
+
 PATIENCE_S = 60.0
-
-
-@pytest.fixture(scope="module", autouse=True)
-def connection() -> Iterator[None]:
-    if not ray.is_initialized():
-        ray.init(**RAY_ARGS)
-    yield
 
 
 class Flaky(Worker):

@@ -9,13 +9,12 @@ import contextlib
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import ray
-from helpers import Restartable, wait_for_state, wait_until
+from helpers import Basics, Restartable, our_threads, wait_for_state, wait_until
 
 import actorsub
 from actorsub import ActorState
@@ -42,17 +41,7 @@ every_exit = pytest.mark.parametrize("leave", EXITS, ids=lambda one: str(one.__n
 some_exits = pytest.mark.parametrize("leave", EXITS[:2], ids=lambda one: str(one.__name__))
 
 
-class Worker:
-    def echo(self, value: Any = None) -> Any:
-        return value
-
-    def sleep(self, seconds: float) -> float:
-        time.sleep(seconds)
-        return seconds
-
-    def fail(self) -> None:
-        raise ValueError("of the application")
-
+class Worker(Basics):
     def give(self, value: Any) -> Any:
         return value()
 
@@ -77,7 +66,7 @@ def pair(ray_local: None, workers: list[actorsub.ActorHandle]) -> list[actorsub.
 @contextlib.contextmanager
 def same_threads() -> Iterator[None]:
     """The threads of ours that are there before are there afterwards."""
-    before = {thread for thread in threading.enumerate() if thread.name.startswith("actorsub")}
+    before = our_threads()
     yield
     assert before <= set(threading.enumerate())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import Restartable, wait_for_state, wait_until
+from helpers import Restartable, wait_for_state, wait_until, wait_until_watched
 
 import actorsub
 from actorsub import ActorState, _core, submit
@@ -73,7 +73,7 @@ def in_state(ray_local: None, tmp_path: pathlib.Path) -> Iterator[Callable[[str]
             return late
         one = Restartable(tmp_path, **options)
         ends.append(one.let_restart)
-        wait_until(lambda: actorsub.stats(one.handle)["watched"], what="the sentinel watches")
+        wait_until_watched(one.handle)
         if state == "restarting":
             one.kill()
         elif state == "unreachable":

@@ -16,8 +16,6 @@ import os
 import pathlib
 import pickle
 import signal
-import subprocess
-import sys
 import threading
 import time
 import weakref
@@ -26,7 +24,8 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import RAY_ARGS, wait_for_state, wait_until
+from helpers import RAY_ARGS, touch, wait_for_state, wait_until, wait_until_watched
+from subprocesses import output_of, run_python
 
 import actorsub
 from actorsub import (
@@ -42,10 +41,6 @@ from actorsub.members import Members
 PATIENCE_S = 60.0
 #: Ray tells the caller of a lost call after 1.5 to 2.0 s. Whoever knows before this did not wait for that.
 EARLY_S = 1.2
-
-
-def touch(path: str) -> None:
-    pathlib.Path(path).touch()
 
 
 def append(path: str, line: str) -> None:
@@ -127,7 +122,7 @@ class Member:
 
     def look_up(self) -> None:
         self.pid = actorsub.get(self.handle.pid.remote(), timeout=PATIENCE_S)
-        wait_until(lambda: actorsub.stats(self.handle)["watched"], what="the sentinel watches")
+        wait_until_watched(self.handle)
 
     @property
     def id(self) -> str:
@@ -141,7 +136,7 @@ class Member:
         wait_for_state(self.handle, ActorState.RESTARTING, ActorState.DEAD)
 
     def come_back(self) -> None:
-        touch(str(self.directory / "back"))
+        touch(self.directory / "back")
         wait_for_state(self.handle, ActorState.ALIVE, timeout_s=PATIENCE_S)
 
 
@@ -161,7 +156,7 @@ class Pool(list[Member]):
         return [(line.split()[0], line.split()[1]) for line in lines]
 
     def open(self, gate: str = "gate") -> None:
-        touch(str(self.directory / gate))
+        touch(self.directory / gate)
 
     def named(self, name: str) -> Member:
         return next(member for member in self if member.name == name)
@@ -1494,10 +1489,7 @@ print("fine")
 
 def test_fork_and_exit(tmp_path: pathlib.Path) -> None:
     """The child is refused clearly; and the interpreter exits with calls under way."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORK, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "fine\n"), done.stderr
+    assert output_of(run_python("-c", FORK, str(tmp_path), timeout_s=120)) == "fine\n"
 
 
 def test_connection_ends_and_begins_anew(ray_local: None, tmp_path: pathlib.Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import RAY_ARGS, wait_for_state, wait_until
+from helpers import RAY_ARGS, Basics, Subject, make_subjects, touch, wait_for_file, wait_for_state, wait_until
 from ray._private.state import actors
 
 import actorsub
@@ -38,15 +38,6 @@ from actorsub import ActorState, _ray_compat
 EARLY_S = 1.2
 PATIENCE_S = 60.0
 EVIDENCE = {"process", "connection", "ray", "table", "call"}
-
-
-def touch(path: str) -> None:
-    pathlib.Path(path).touch()
-
-
-def wait_for_file(path: str) -> None:
-    while not os.path.exists(path):
-        time.sleep(0.002)
 
 
 def die(how: str) -> None:
@@ -60,31 +51,17 @@ def die(how: str) -> None:
         raise SystemExit(0)
 
 
-class Victim:
+class Victim(Basics):
     """An actor that comes back at once."""
-
-    def __init__(self) -> None:
-        self.memory: list[Any] = []
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def echo(self, value: Any = None) -> Any:
-        return value
-
-    def remember(self, value: Any) -> list[Any]:
-        self.memory.append(value)
-        return self.memory
 
     def grow(self, megabytes: int) -> None:
         self.memory.append(b"x" * (megabytes << 20))
 
     def hold(self, started: str, gate: str, how: str = "return") -> str:
         """Runs until the gate is there, and then ends, or its process does."""
-        touch(started)
-        wait_for_file(gate)
+        done = super().hold(started, gate)
         die(how)
-        return "done"
+        return done
 
     def compute(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -118,9 +95,6 @@ class Victim:
     def count_attempts_retried(self, path: str) -> int:
         return self.count_attempts(path)
 
-    def fail(self) -> None:
-        raise ValueError("of the application")
-
     def ask(self, handles: list[Any]) -> Any:
         return ray.get(handles[0].echo.remote(), timeout=60)
 
@@ -138,51 +112,27 @@ class AsyncVictim:
         await asyncio.Event().wait()
 
 
-class Subject:
-    """A wrapped actor with its process, and calls that are known to run there."""
+class RefSubject(Subject):
+    """What is held is a ref; and it is restarted."""
 
     def __init__(self, directory: pathlib.Path, cls: type = Victim, **options: Any) -> None:
-        self.directory = directory
-        options = {"max_restarts": -1, "num_cpus": 0, **options}
-        self.handle = actorsub.remote(**options)(cls).remote()
-        self.pid = 0
-        self._calls = 0
+        super().__init__(directory, cls, **{"max_restarts": -1, **options})
         self.look_up()
 
     def look_up(self) -> None:
         """After a start: its process, and that the sentinel has it."""
         self.pid = ray.get(self.handle.pid.remote(), timeout=PATIENCE_S)
         if actorsub.policy(self.handle).detect == "auto":
-            wait_until(lambda: self.stats["watched"], what="the sentinel watches")
-
-    @property
-    def stats(self) -> dict[str, Any]:
-        return actorsub.stats(self.handle)
+            self.watch()
 
     @property
     def waiting(self) -> int:
         """How many wait for an outcome, in this process."""
         return len(self.handle._actorsub_actor.parties)
 
-    def path(self, name: str) -> str:
-        return str(self.directory / name)
-
     def hold(self, how: str = "return") -> Any:
         """A call that runs; `release` lets it go on."""
-        self._calls += 1
-        started = self.path(f"started-{self._calls}")
-        ref = self.handle.hold.remote(started, self.path("gate"), how)
-        wait_until(lambda: os.path.exists(started), what="the call runs")
-        return ref
-
-    def release(self) -> None:
-        touch(self.path("gate"))
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.signal(signal.SIGKILL)
+        return self.hold_by(lambda started, gate: self.handle.hold.remote(started, gate, how))
 
     def comes_back(self) -> None:
         wait_for_state(self.handle, ActorState.ALIVE, timeout_s=PATIENCE_S)
@@ -198,24 +148,11 @@ class Subject:
 
 
 @pytest.fixture
-def subject(ray_local: None, tmp_path: pathlib.Path) -> Iterator[Callable[..., Subject]]:
-    """Makes Subjects, and ends their actors after the test."""
-    made: list[Subject] = []
-
-    def make(cls: type = Victim, **options: Any) -> Subject:
-        directory = tmp_path / f"subject-{len(made)}"
-        directory.mkdir()
-        made.append(Subject(directory, cls, **options))
-        return made[-1]
-
-    yield make
-    for one in made:
-        with contextlib.suppress(ProcessLookupError):
-            one.signal(signal.SIGCONT)
-        ray.kill(one.handle)
+def subject(ray_local: None, tmp_path: pathlib.Path) -> Iterator[Callable[..., RefSubject]]:
+    yield from make_subjects(tmp_path, RefSubject)
 
 
-Maker = Callable[..., Subject]
+Maker = Callable[..., RefSubject]
 
 
 class ExitTime:
@@ -346,7 +283,7 @@ WAYS = [
 DEATHS = ["SIGKILL", "SIGSEGV", "null pointer", "os._exit", "sys.exit", "ray.kill", "ray.kill, restart"]
 
 
-def end_actor(one: Subject, how: str) -> None:
+def end_actor(one: RefSubject, how: str) -> None:
     if how == "SIGKILL":
         one.kill()
     elif how == "ray.kill":
@@ -357,7 +294,7 @@ def end_actor(one: Subject, how: str) -> None:
         one.release()
 
 
-def check_certificate(error: Any, one: Subject, incarnation: int = 0) -> None:
+def check_certificate(error: Any, one: RefSubject, incarnation: int = 0) -> None:
     assert isinstance(error, (actorsub.ActorUnavailableError, actorsub.ActorDiedError)), repr(error)
     assert isinstance(error, ray.exceptions.RayActorError)
     assert error.sent is True
@@ -436,7 +373,7 @@ def test_a_killed_process_is_told_before_it_is_gone(subject: Maker) -> None:
         before += at_s < ended.get()
         one.comes_back()
         wait_until(lambda expected=incarnation + 1: one.stats["incarnation"] == expected)
-        wait_until(lambda: one.stats["watched"], what="the sentinel watches")
+        one.watch()
     assert before > 0
     assert one.stats["sentinel"]["exits_by_thread"] > 0
 
@@ -872,11 +809,11 @@ def test_calls_that_ray_would_resend_are_not_failed_early(subject: Maker) -> Non
 # Streams.
 
 
-def start_stream(one: Subject) -> Any:
+def start_stream(one: RefSubject) -> Any:
     return one.handle.stream.remote(10, 4, one.path("streaming"), one.path("ledger"))
 
 
-def check_stream_over(one: Subject) -> None:
+def check_stream_over(one: RefSubject) -> None:
     assert pathlib.Path(one.path("ledger")).read_text() == "run\n"
 
 
@@ -1419,7 +1356,7 @@ def test_kills_and_restarts_under_load(subject: Maker) -> None:
     assert one.waiting == 0
 
 
-def new_pid(one: Subject) -> int:
+def new_pid(one: RefSubject) -> int:
     try:
         pid = actorsub.get(one.handle.pid.remote(), timeout=PATIENCE_S)
     except actorsub.ActorUnavailableError:

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import run_script, wait_until
+from helpers import Basics, our_threads, wait_until
+from subprocesses import run_script
 
 import actorsub
 from actorsub import watcher
@@ -17,32 +18,12 @@ from actorsub import watcher
 PATIENCE_S = 30.0
 
 
-class Worker:
-    def echo(self, value: Any = None) -> Any:
-        return value
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def sleep(self, seconds: float) -> None:
-        import time
-
-        time.sleep(seconds)
-
-    def fail(self) -> None:
-        raise ValueError("of the application")
-
-
 @pytest.fixture
 def handle(ray_local: None) -> Any:
-    made = actorsub.remote(num_cpus=0, max_restarts=-1)(Worker).remote()
+    made = actorsub.remote(num_cpus=0, max_restarts=-1)(Basics).remote()
     actorsub.get(made.pid.remote())
     yield made
     ray.kill(made)
-
-
-def ours() -> set[threading.Thread]:
-    return {thread for thread in threading.enumerate() if thread.name.startswith("actorsub")}
 
 
 # That is what the test is about.
@@ -82,7 +63,7 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(
 ) -> None:
     """`.remote()` goes on through Ray, `.call()` says why it cannot; the next use tries again."""
     actorsub.shutdown()
-    wait_until(lambda: not ours())
+    wait_until(lambda: not our_threads())
     start = threading.Thread.start
 
     def refuse(self: threading.Thread) -> None:
@@ -97,11 +78,11 @@ def test_a_thread_that_cannot_be_started_leaves_nothing(
         for i in range(3):
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 handle.echo.call(i)
-            other = actorsub.wrap(actorsub.remote(num_cpus=0)(Worker).remote())
+            other = actorsub.wrap(actorsub.remote(num_cpus=0)(Basics).remote())
             assert ray.get(other.echo.remote(i)) == i
             ray.kill(other)
         assert [record.getMessage().count("watches no actor") for record in caplog.records].count(1) == 1
-        assert not ours()
+        assert not our_threads()
         assert actorsub.stats(handle)["calls"]["in_flight"] == 0
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 2
     assert handle.echo.call(7).result(PATIENCE_S) == 7
@@ -112,7 +93,7 @@ def test_where_the_sender_cannot_be_started_the_call_that_made_room_ends(
 ) -> None:
     """And the others go once it can be."""
     actorsub.shutdown()
-    wait_until(lambda: not ours())
+    wait_until(lambda: not our_threads())
     start = threading.Thread.start
     refused = threading.Event()
 
@@ -138,7 +119,7 @@ def test_a_ctrl_c_while_a_thread_is_being_started_leaves_none(
     handle: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     actorsub.shutdown()
-    wait_until(lambda: not ours())
+    wait_until(lambda: not our_threads())
     start = threading.Thread.start
     interrupted: list[threading.Thread] = []
 
@@ -157,8 +138,10 @@ def test_a_ctrl_c_while_a_thread_is_being_started_leaves_none(
         wait_until(lambda: interrupted)
     use_all_threads(handle)
     # One of each, and no other: the one that was interrupted goes on, or has ended.
-    wait_until(lambda: len({thread.name for thread in ours()}) == len(ours()), what="one thread of each name")
-    assert {thread.name for thread in ours()} >= {"actorsub-watcher", "actorsub-sender"}
+    wait_until(
+        lambda: len({thread.name for thread in our_threads()}) == len(our_threads()), what="one thread of each name"
+    )
+    assert {thread.name for thread in our_threads()} >= {"actorsub-watcher", "actorsub-sender"}
 
 
 def use_all_threads(handle: Any) -> None:

@@ -16,27 +16,11 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from helpers import Restartable, Worker, run_script, wait_for_state, wait_until
+from helpers import Restartable, Worker, get, wait_for_state, wait_until
+from subprocesses import run_script, wait_for_end
 
 import actorsub
 from actorsub import ActorState, _core, _ray_compat, supply
-
-GET_S = 60
-
-
-def get(ref: Any) -> Any:
-    return ray.get(ref, timeout=GET_S)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_for_end(pid: int, timeout_s: float = 20.0) -> None:
-    wait_until(lambda: not is_running(pid), timeout_s, f"the actor's process {pid} ends")
 
 
 @pytest.fixture

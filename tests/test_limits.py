@@ -17,8 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from helpers import RAY_ARGS, Worker, wait_for_state, wait_until
+from helpers import RAY_ARGS, Worker, wait_for_state, wait_until, wait_until_watched
 from ray.cluster_utils import Cluster
+from subprocesses import output_of, run_python
 
 import actorsub
 from actorsub import ActorState, _ray_compat, processes
@@ -247,7 +248,7 @@ def test_the_end_of_a_namesake_here_is_nothing_to_an_actor_elsewhere(
     plain, number = other_node.make_numbered(namesake.number)
     handle = actorsub.wrap(plain, on_unavailable="raise")
     assert actorsub.get(handle.pid.remote(), timeout=PATIENCE_S) == number
-    wait_until(lambda: actorsub.stats(handle)["watched"], what="the sentinel watches")
+    wait_until_watched(handle)
     before = actorsub.stats(handle)
     seen: list[Any] = []
     actorsub.on_state_change(handle, lambda *change: seen.append(change))
@@ -290,7 +291,7 @@ def test_a_node_at_the_same_address_is_another_node(tmp_path: pathlib.Path) -> N
         pid = ray.get(there.pid.remote(), timeout=PATIENCE_S)
         assert ray.get(here.pid.remote(), timeout=PATIENCE_S) != pid
         for handle in (here, there):
-            wait_until(lambda handle=handle: actorsub.stats(handle)["watched"], what="the sentinel watches")
+            wait_until_watched(handle)
         wait_until(lambda: actorsub.stats(here)["sentinel"]["sockets"] == 2)
         assert actorsub.stats(here)["sentinel"]["process_watches"] == 1
         os.kill(pid, signal.SIGKILL)
@@ -361,9 +362,8 @@ ray.shutdown()
 def test_descriptors_are_left_to_the_application(tmp_path: pathlib.Path) -> None:
     script = tmp_path / "near_the_limit.py"
     script.write_text(NEAR_THE_LIMIT)
-    ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=240, check=False)
-    assert ran.returncode == 0, ran.stderr
-    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    output = output_of(run_python(str(script), timeout_s=240))
+    told = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     assert len(told) == 3
     for one in told:
         # Three are the sentinel's own; of the others it takes what is above the reserve.

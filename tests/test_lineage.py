@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import RAY_ARGS, wait_until
+from helpers import GET_S, connected_cluster, get, wait_until
 from ray.cluster_utils import Cluster
 
 import actorsub
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
-GET_S = 60
 KINDS = ("plain", "created", "wrapped")
 #: Larger than what travels inside of replies, so that it lies on the actor's node alone.
 SIZE = 1_000_000
@@ -43,14 +42,8 @@ class Maker:
 
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
-    ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    try:
-        ray.init(address=cluster.address, **{name: RAY_ARGS[name] for name in ("log_to_driver", "logging_level")})
+    with connected_cluster(num_cpus=1, include_dashboard=False) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 def create(kind: str, ledger: pathlib.Path) -> Any:
@@ -78,8 +71,8 @@ def test_a_lost_result_is_made_anew(cluster: Cluster, tmp_path: pathlib.Path) ->
     def outcome(kind: str) -> Any:
         actor, ref = kept[kind]
         return {
-            "kept": (len(ray.get(ref, timeout=GET_S)), ray.get(actor.ping.remote(), timeout=GET_S)),
-            "dropped": len(ray.get(dropped[kind], timeout=GET_S)),
+            "kept": (len(get(ref)), get(actor.ping.remote())),
+            "dropped": len(get(dropped[kind])),
             "ledgers": [(tmp_path / f"{kind}-{which}").read_text().split() for which in ("kept", "dropped")],
         }
 

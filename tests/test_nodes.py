@@ -10,8 +10,6 @@ import json
 import os
 import pathlib
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,10 +18,11 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from helpers import RAY_ARGS, wait_for_state, wait_until
+from helpers import CONNECT, Basics, connected_cluster, ms, up_and_watched, wait_for_state, wait_until
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+from subprocesses import run_function
 
 import actorsub
 from actorsub import ActorState
@@ -36,28 +35,6 @@ PATIENCE_S = 60.0
 HEAD = {"num_cpus": 4, "include_dashboard": False, "resources": {"head": 100}}
 #: Not on a node that was killed a moment ago, where Ray goes on placing actors.
 ON_HEAD = {"max_restarts": -1, "num_cpus": 0, "resources": {"head": 1}}
-CONNECT = {name: RAY_ARGS[name] for name in ("log_to_driver", "logging_level")}
-
-
-class Worker:
-    def __init__(self) -> None:
-        self.memory: list[Any] = []
-
-    def pid(self) -> int:
-        return os.getpid()
-
-    def echo(self, value: Any = None) -> Any:
-        return value
-
-    def remember(self, value: Any) -> list[Any]:
-        self.memory.append(value)
-        return self.memory
-
-    def hold(self, started: str, gate: str) -> str:
-        pathlib.Path(started).touch()
-        while not os.path.exists(gate):
-            time.sleep(0.002)
-        return "done"
 
 
 class Proxy:
@@ -93,26 +70,10 @@ def when_done(ref: Any) -> tuple[Any, list[float]]:
     return future, times
 
 
-def up_and_watched(handle: Any) -> int:
-    pid: int = ray.get(handle.pid.remote(), timeout=PATIENCE_S)
-    wait_until(lambda: actorsub.stats(handle)["watched"], what="the sentinel watches")
-    return pid
-
-
-def ms(seconds: float) -> str:
-    return f"{seconds * 1000:.1f} ms"
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args=HEAD)
-    try:
-        ray.init(address=cluster.address, **CONNECT)
+    with connected_cluster(**HEAD) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 class SecondNode:
@@ -156,8 +117,8 @@ def second_node(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Se
 
 
 def test_a_killed_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
-    handle = actorsub.remote(on_unavailable="raise", **second_node.place)(Worker).remote()
-    plain = ray.remote(**second_node.place)(Worker).remote()
+    handle = actorsub.remote(on_unavailable="raise", **second_node.place)(Basics).remote()
+    plain = ray.remote(**second_node.place)(Basics).remote()
     ray.get(plain.pid.remote(), timeout=PATIENCE_S)
     up_and_watched(handle)
     refs = [hold(handle, tmp_path, "ours"), *[handle.echo.remote(i) for i in range(9)]]
@@ -204,7 +165,7 @@ def test_a_killed_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
 def test_a_node_that_is_taken_away(cluster: Cluster, second_node: SecondNode, tmp_path: pathlib.Path) -> None:
     """A spot instance. Ray knows of the death from its own calls, 13 s before its table does."""
     place = {**second_node.place, "max_restarts": 0, "max_concurrency": 4}
-    plain = ray.remote(**place)(Worker).remote()
+    plain = ray.remote(**place)(Basics).remote()
     handle = actorsub.wrap(plain, on_unavailable="ref")
     up_and_watched(handle)
     preemption = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
@@ -229,7 +190,7 @@ def test_a_node_that_is_taken_away(cluster: Cluster, second_node: SecondNode, tm
 
 def test_a_frozen_node(second_node: SecondNode, tmp_path: pathlib.Path) -> None:
     limits = {"silence_timeout_s": 0.5, "silence_in_flight_s": 1.0}
-    handle = actorsub.remote(on_unavailable="raise", **limits, **second_node.place)(Worker).remote()
+    handle = actorsub.remote(on_unavailable="raise", **limits, **second_node.place)(Basics).remote()
     up_and_watched(handle)
     ray.get(handle.remember.remote("before"), timeout=PATIENCE_S)
     waits = [when_done(ref) for ref in [hold(handle, tmp_path, "ours"), *[handle.echo.remote(i) for i in range(9)]]]
@@ -301,7 +262,7 @@ def kill_one_while_the_control_store_is_away(
 ) -> dict[str, Any]:
     """SIGSTOP or SIGKILL of the control store under load, then SIGKILL of one of two actors."""
     control_store = cluster.head_node.all_processes["gcs_server"][0].process.pid
-    actor_class = actorsub.remote(on_unavailable="raise", **ON_HEAD)(Worker)
+    actor_class = actorsub.remote(on_unavailable="raise", **ON_HEAD)(Basics)
     doomed, healthy, unseen = (actor_class.remote() for _ in range(3))
     pid = up_and_watched(doomed)
     up_and_watched(healthy)
@@ -393,17 +354,7 @@ def control_store_killed(directory: str) -> None:
 
 
 def test_the_control_store_dies(tmp_path: pathlib.Path) -> None:
-    child = subprocess.Popen(
-        [sys.executable, "-c", f"import test_nodes; test_nodes.control_store_killed({str(tmp_path)!r})"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        output, _ = child.communicate(timeout=100)
-    except subprocess.TimeoutExpired:
-        for process in [*psutil.Process(child.pid).children(recursive=True), psutil.Process(child.pid)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        output, _ = child.communicate()
-    assert (tmp_path / "found").exists(), output.decode(errors="replace")[-4000:]
+    log = tmp_path / "output"
+    run_function(control_store_killed, str(tmp_path), log=log, timeout_s=100)
+    assert (tmp_path / "found").exists(), log.read_text(errors="replace")[-4000:]
     show("killed", json.loads((tmp_path / "found").read_text()))

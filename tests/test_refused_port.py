@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import wait_for_state, wait_until
-from test_nodes import EARLY_S, PATIENCE_S, Worker, hold, up_and_watched, when_done
+from helpers import Basics, up_and_watched, wait_for_state, wait_until
+from test_nodes import EARLY_S, PATIENCE_S, hold, when_done
 from test_silent_node import FarNode, far_node, sh
 
 import actorsub
@@ -92,7 +92,7 @@ def answers(handle: Any) -> int | None:
 
 def worker_on_far(restarts: int) -> Any:
     options = {"max_restarts": restarts, "num_cpus": 0, "resources": {"far": 1}, "on_unavailable": "raise"}
-    return actorsub.remote(**options)(Worker).remote()
+    return actorsub.remote(**options)(Basics).remote()
 
 
 @pytest.mark.parametrize("restarts", [0, -1])

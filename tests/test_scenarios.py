@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import ray
-from helpers import RAY_ARGS, Restartable, wait_for_state, wait_until
+from helpers import Restartable, connected_cluster, wait_for_state, wait_until
 from ray.cluster_utils import Cluster
 
 import actorsub
@@ -62,17 +62,8 @@ def test_kill_without_no_restart_leaves_it_restartable(restartable: Maker) -> No
 
 @pytest.fixture
 def two_nodes() -> Iterator[Cluster]:
-    ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        ray.init(
-            address=cluster.address,
-            **{k: v for k, v in RAY_ARGS.items() if k not in ("address", "num_cpus", "include_dashboard")},
-        )
+    with connected_cluster(num_cpus=2, include_dashboard=False) as cluster:
         yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
 
 
 @pytest.mark.cluster

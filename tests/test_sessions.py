@@ -6,7 +6,7 @@ from __future__ import annotations
 import pathlib
 
 import pytest
-from helpers import run_script
+from subprocesses import run_script
 
 import actorsub
 

@@ -21,8 +21,8 @@ from typing import Any
 import psutil
 import pytest
 import ray
-from helpers import wait_for_state, wait_until
-from test_nodes import CONNECT, EARLY_S, PATIENCE_S, Worker, hold, ms, up_and_watched, when_done
+from helpers import CONNECT, Basics, ms, up_and_watched, wait_for_state, wait_until
+from test_nodes import EARLY_S, PATIENCE_S, hold, when_done
 
 import actorsub
 from actorsub import ActorState
@@ -157,7 +157,7 @@ def far_node() -> Iterator[FarNode]:
 
 def far_worker(**options: Any) -> Any:
     return actorsub.remote(max_restarts=-1, num_cpus=0, resources={"far": 1}, on_unavailable="raise", **options)(
-        Worker
+        Basics
     ).remote()
 
 

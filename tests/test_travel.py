@@ -14,23 +14,18 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 import pytest
 import ray
 import ray.actor
-from helpers import RAY_ARGS, wait_until
+from helpers import GET_S, get, wait_until, wait_until_watched
 from ray import cloudpickle
+from subprocesses import is_running, wait_for_end
 
 import actorsub
 from actorsub import _ray_compat, watcher
 
-GET_S = 60
 OPTIONS: dict[str, Any] = {"on_unavailable": "raise", "on_pending": "wait", "timeout_s": 60.0}
 POLICY = actorsub.Policy(**OPTIONS)
-
-
-def get(ref: Any) -> Any:
-    return ray.get(ref, timeout=GET_S)
 
 
 class Target:
@@ -141,13 +136,7 @@ def give_back(thing: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def _ray() -> None:
-    if not ray.is_initialized():
-        ray.init(**RAY_ARGS)
-
-
-@pytest.fixture(scope="module")
-def target(_ray: None) -> Iterator[Any]:
+def target(ray_of_module: None) -> Iterator[Any]:
     handle = actorsub.remote(num_cpus=0, **OPTIONS)(Target).remote()
     get(handle.pid.remote())
     yield handle
@@ -155,14 +144,14 @@ def target(_ray: None) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def place(_ray: None) -> Iterator[Any]:
+def place(ray_of_module: None) -> Iterator[Any]:
     handle = ray.remote(num_cpus=0)(Place).remote()
     yield handle
     ray.kill(handle)
 
 
 @pytest.fixture(scope="module")
-def async_place(_ray: None) -> Iterator[Any]:
+def async_place(ray_of_module: None) -> Iterator[Any]:
     handle = ray.remote(num_cpus=0)(AsyncPlace).remote()
     yield handle
     ray.kill(handle)
@@ -343,14 +332,14 @@ def test_method_objects(target: Any, packing: str) -> None:
     assert found == ("actorsub.handle", POLICY.replace(timeout_s=7), [1, 2])
 
 
-def test_get_actor_in_another_process(_ray: None, place: Any) -> None:
+def test_get_actor_in_another_process(ray_of_module: None, place: Any) -> None:
     name = uuid.uuid4().hex
     handle = actorsub.remote(num_cpus=0, **OPTIONS)(Target).options(name=name).remote()
     get(handle.pid.remote())
     check(get(place.look_up.remote(name)), handle)
 
 
-def test_an_actor_that_returns_its_own_handle(_ray: None) -> None:
+def test_an_actor_that_returns_its_own_handle(ray_of_module: None) -> None:
     """Ray's handle of an actor to itself is weak; it travels as well as any."""
     handle = actorsub.remote(num_cpus=0)(Target).remote()
     back = get(handle.own_handle.remote())
@@ -406,7 +395,7 @@ class Receiver:
         return self.told
 
     def keep(self, handle: Any) -> bool:
-        wait_until(lambda: actorsub.stats(handle)["watched"], GET_S)
+        wait_until_watched(handle, GET_S)
         return True
 
 
@@ -443,11 +432,13 @@ def used_before() -> tuple[Any, bytes]:
     plain = ray.remote(num_cpus=0)(Target).remote()
     get(plain.pid.remote())
     wrapped = actorsub.wrap(plain)
-    wait_until(lambda: actorsub.stats(wrapped)["watched"], GET_S)
+    wait_until_watched(wrapped, GET_S)
     return wrapped, pickle.dumps(wrapped)
 
 
-def test_a_handle_received_in_the_middle_of_a_look_is_watched(_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_received_in_the_middle_of_a_look_is_watched(
+    ray_of_module: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The look has passed over it, and takes in the wake-up that comes with it."""
     first, _ = used_before()
     second, pickled = used_before()
@@ -471,7 +462,7 @@ def test_a_handle_received_in_the_middle_of_a_look_is_watched(_ray: None, monkey
     ray.kill(keep)
 
 
-def test_a_read_that_fails_is_made_again(_ray: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_that_fails_is_made_again(ray_of_module: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where Ray says by itself that the actor is up, so that nothing else asks for the read."""
     plain = ray.remote(num_cpus=0)(Target).remote()
     get(plain.pid.remote())
@@ -487,20 +478,9 @@ def test_a_read_that_fails_is_made_again(_ray: None, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(_ray_compat, "read_actor_table", failing_at_first)
     wrapped = actorsub.wrap(plain)
-    wait_until(lambda: actorsub.stats(wrapped)["watched"], GET_S)
+    wait_until_watched(wrapped, GET_S)
     assert next(failures, "none left") == "none left"
     ray.kill(plain)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def wait_for_end(pid: int, timeout_s: float = 20.0) -> None:
-    wait_until(lambda: not is_running(pid), timeout_s, f"the actor's process {pid} ends")
 
 
 def new_target(kind: str, **options: Any) -> tuple[Any, int]:
@@ -531,7 +511,7 @@ def test_lives_as_long_as_a_remote_holder(place: Any, holding: str) -> None:
 
 @pytest.mark.parametrize("holding", ["itself", "list", "dataclass", "deep"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_lives_as_long_as_a_stored_object(_ray: None, kind: str, holding: str) -> None:
+def test_lives_as_long_as_a_stored_object(ray_of_module: None, kind: str, holding: str) -> None:
     handle, pid = new_target(kind)
     stored = ray.put(PACKINGS[holding](handle))
     del handle
@@ -543,7 +523,7 @@ def test_lives_as_long_as_a_stored_object(_ray: None, kind: str, holding: str) -
     wait_for_end(pid)
 
 
-def test_lives_as_long_as_a_returned_value(_ray: None) -> None:
+def test_lives_as_long_as_a_returned_value(ray_of_module: None) -> None:
     @ray.remote(num_cpus=0.1)
     def make() -> Any:
         return [actorsub.remote(num_cpus=0, **OPTIONS)(Target).remote()]
@@ -585,7 +565,7 @@ OUT_OF_BAND: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("way", OUT_OF_BAND)
-def test_a_copy_in_this_process_pins_nothing(_ray: None, way: str) -> None:
+def test_a_copy_in_this_process_pins_nothing(ray_of_module: None, way: str) -> None:
     """Ray is not told where such a copy goes; a plain handle counts only as long as the copies themselves."""
     plain, plain_pid = new_target("plain")
     wrapped, wrapped_pid = new_target("created")
@@ -612,7 +592,7 @@ def test_a_looked_up_handle_does_not_keep_it_alive(place: Any) -> None:
 
 
 @pytest.mark.parametrize("holding", ["list"])
-def test_given_to_its_own_actor_it_counts_as_a_plain_one(_ray: None, holding: str) -> None:
+def test_given_to_its_own_actor_it_counts_as_a_plain_one(ray_of_module: None, holding: str) -> None:
     """Up to Ray 2.60 a handle that its own actor was given keeps it alive; not ours to change, nor to make worse."""
     ends = []
     for kind in ("plain", "created"):
@@ -633,7 +613,7 @@ def test_given_to_its_own_actor_it_counts_as_a_plain_one(_ray: None, holding: st
     assert ends[0] == ends[1]
 
 
-def test_a_handle_of_itself_that_it_wrapped_does_not_keep_it_alive(_ray: None) -> None:
+def test_a_handle_of_itself_that_it_wrapped_does_not_keep_it_alive(ray_of_module: None) -> None:
     handle, pid = new_target("created")
     back = get(handle.own_handle.remote())
     assert get(back.pid.remote()) == pid

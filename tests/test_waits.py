@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import Restartable, run_script, wait_for_state, wait_until
+from helpers import Restartable, wait_for_state, wait_until, wait_until_watched
+from subprocesses import run_script
 
 import actorsub
 from actorsub import ActorState, _core, _ray_compat, listeners, refs
@@ -161,7 +162,7 @@ def test_listeners_hear_changes_in_order_whoever_noted_them(restartable: Maker) 
             entered.set()
             leave.wait(PATIENCE_S)
 
-    wait_until(lambda: actorsub.stats(watched.handle)["watched"])
+    wait_until_watched(watched.handle)
     actorsub.on_state_change(watched.handle, lambda _id, old, new, _why: heard.append((old, new)))
     wait_until(lambda: heard)
     actorsub.on_state_change(busy.handle, hold)
