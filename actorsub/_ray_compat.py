@@ -1,11 +1,11 @@
 """The only module that looks up and calls Ray's private API.
 
-The classes that take the place of Ray's override members of theirs, some of them private: `handle.ActorHandle`
+Some classes elsewhere are subclasses of Ray's and override private members: `handle.ActorHandle`
 (`_serialization_helper`, `_ray_actor_id`), the subclass that `handle.remote` makes of an actor class (`_remote`,
 `options`), and `refs.ObjectRefGenerator` (`_next_sync`, `_next_async`). Each is looked up here before it is relied on.
 
-Each use is looked up in the installed Ray when this module is imported; where something is missing, a public way takes
-its place and one warning says so. `report()` lists what was found. Tried on Ray 2.49 to 2.60.
+Each private name is looked up in the installed Ray when this module is imported. If one is missing, a public way takes
+its place and one warning says so. `report()` lists what is missing. Tried on Ray 2.49 to 2.60.
 """
 
 from __future__ import annotations
@@ -281,10 +281,10 @@ def session_token() -> Any:
     return sys.intern(ray.get_runtime_context().get_worker_id()) if ray.is_initialized() else None
 
 
-# Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not
-# be inside it then. They, and no thread of a user's, hold this lock around each call that may leave the GIL, and
-# `disconnect`, the first step of a shutdown, waits for it. Reentrant for what the garbage collector runs meanwhile.
-# What only lets go of a ref is no call that anybody could guard: see `_EndingCore`.
+# Ray's core ends the process when it is called after `ray.shutdown()` has taken it down, so our own threads must not be
+# inside it then. They, and no thread of the user, hold this lock around each call that may release the GIL, and
+# `disconnect`, the first step of a shutdown, waits for it. Reentrant for code that the garbage collector runs
+# meanwhile. Dropping a ref also calls the core, and no lock can guard that: see `_EndingCore`.
 _core_lock = threading.RLock()
 
 #: How long the threads that are counting a ref are given to leave Ray's core before it ends.
@@ -300,8 +300,8 @@ _after_disconnect: Callable[[], object] = _nothing
 
 
 def bind_disconnect(before: Callable[[], object], after: Callable[[], object]) -> None:
-    """Hands in what is called before a connection ends, and when it has ended. Neither raises: Ray's own disconnect,
-    and the end of its core, must not be left out for a failure of ours."""
+    """Hands in the functions to call before a connection ends, and when it has ended. Neither may raise: a failure of
+    ours must not prevent Ray's own disconnect, and the end of its core."""
     global _before_disconnect, _after_disconnect
     _before_disconnect, _after_disconnect = before, after
 
@@ -309,10 +309,10 @@ def bind_disconnect(before: Callable[[], object], after: Callable[[], object]) -
 class _EndingCore:
     """Stands for the core of a driver from the end of its connection until `ray.shutdown()` takes it out of the worker.
 
-    Making and letting go of refs calls the core, on whatever thread that happens, the garbage collector's too; once the
-    core has ended, that would end the process with exit code 1. A core that is about to end need not count any more,
-    and after it was taken out Ray itself does not tell it either. All else is passed on: Ray's callbacks, which tell of
-    calls under way, run in there.
+    Making and dropping a ref calls the core, on any thread, also where the garbage collector does it. Once the core has
+    ended, such a call would end the process with exit code 1. A core that is about to end need not count refs any more,
+    and once it was taken out Ray does not call it for that either. All else is passed on, since Ray's callbacks, which
+    end calls under way, need it.
     """
 
     _COUNTS = frozenset(
@@ -354,8 +354,8 @@ def _hook_disconnect() -> bool | None:
             result = original(*args, **kwargs)
         if ends_core and is_ending() and global_worker.mode == worker.SCRIPT_MODE:
             global_worker.core_worker = _EndingCore(global_worker.core_worker)
-            # Nothing tells when the last thread has left the core that had entered it before. They take a microsecond,
-            # and on a busy machine their turn on a processor.
+            # Threads may have entered the core before, and nothing tells when the last has left it. They need a
+            # microsecond, and on a busy machine a turn on a processor.
             time.sleep(LEAVE_CORE_S)
         _after_disconnect()
         return result
@@ -571,8 +571,8 @@ def call_with_options(method: Any, options: dict[str, Any]) -> Callable[..., Any
 
 
 def _check_option_values(method: Any, options: dict[str, Any]) -> None:
-    """As Ray's `options` does. Its warning has to name the line of whoever called this package, as it would without:
-    Python hides a deprecation whose line is in a library."""
+    """Checks values as Ray's `options` does. Ray's warning must name the line that called this package, as it would
+    without it: Python hides a deprecation whose line is in a library."""
     validate = getattr(getattr(ray.actor, "ray_option_utils", None), "validate_num_returns", None)
     if options.get("num_returns") == "dynamic" and validate is not None:
         validate(method._is_generator, "dynamic", stacklevel=_level_of_caller())
@@ -594,8 +594,8 @@ def call_without_retries(method: Any, options: dict[str, Any]) -> Callable[..., 
 
 
 def resends(method: Any, options: dict[str, Any] | None) -> bool:
-    """Whether Ray would resend a call: by the call's own `max_task_retries`, else the method's, else the actor's, which
-    Ray's ActorMethod has in one. In doubt it would."""
+    """Whether Ray would resend a call: by the call's own `max_task_retries`, else the method's, else the actor's. Ray's
+    ActorMethod holds the latter two as one number. In doubt: True."""
     retries = (options or {}).get("max_task_retries")
     return bool(getattr(method, "_max_task_retries", True) if retries is None else retries)
 
@@ -606,7 +606,7 @@ def runs_in_any_order(handle: ray.actor.ActorHandle) -> bool:
 
 
 def concurrency_groups(actor_class: Any) -> dict[str, str]:
-    """Method name -> concurrency group, where the class says so; only who creates an actor can tell."""
+    """Method name -> concurrency group, where the class names one. Known only in the process that creates the actor."""
     metadata = getattr(getattr(actor_class, "__ray_metadata__", None), "method_meta", None)
     return dict(getattr(metadata, "concurrency_group_for_methods", None) or {})
 
@@ -726,10 +726,10 @@ def _submission_of(direct: _Direct, method: Any, given: dict[str, Any], retries:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Travelling. A handle inside another value is pickled through __reduce__. A handle that is itself the argument, the
-# return value or the value of a `put` goes another way: Ray takes `_serialization_helper()[0] + b"1"` (or b"0") and
-# writes it as plain bytes, and a plain handle arrives. `_core.Traveller` is what the wrapper gives there: an object
-# whose sum is no bytes, so that Ray's serializer falls back to pickling it, and what is unpickled is the wrapper.
+# Pickling of handles. A handle inside another value is pickled through __reduce__. A handle that is itself the
+# argument, the return value or the value of a `put` goes another way: Ray writes `_serialization_helper()[0] + b"1"`
+# (or b"0") as plain bytes, and a plain handle arrives. There the wrapper gives a `_core.Traveller`, an object whose sum
+# is no bytes. So Ray's serializer falls back to pickling it, and what is unpickled is the wrapper.
 
 
 def serialize_handle(handle: ray.actor.ActorHandle) -> tuple[bytes, Any, bool]:
@@ -852,7 +852,7 @@ def on_ready(ref: ray.ObjectRef, callback: Callable[[Any], None]) -> Callable[[]
 
 def holds_up_outcomes() -> bool:
     """True on a thread that is inside Ray's deserialization: in a signal handler that has interrupted `ray.get`, say,
-    or in a `__setstate__`. Ray's callbacks wait for its lock then, so whoever waits for one here waits for himself."""
+    or in a `__setstate__`. Ray's callbacks then wait for this thread's lock, so waiting for one here would not end."""
     lock = getattr(getattr(global_worker, "function_actor_manager", None), "lock", None)
     is_owned = getattr(lock, "_is_owned", None)
     return is_owned is not None and bool(is_owned())

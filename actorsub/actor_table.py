@@ -1,7 +1,7 @@
-"""What Ray's actor table says about an actor, taken in.
+"""Reads what Ray's actor table says about an actor, and takes it in.
 
-Threads: a row is read on the background thread, because the control store may not answer; by a caller that has nothing
-else to go by it is only waited for (`submit.read_table_once`).
+Threads: a row is read on the background thread, because the control store may not answer. A caller that knows nothing
+else about the actor waits for that read (`submit.read_table_once`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def read_table(actor: _core.Actor) -> None:
         actor.preempted = row.incarnation
     if row.death is not None:
         note_cause(actor, row.death)
-    # Before it is watched. A row that is no longer up says nothing about the process that is watched.
+    # Set before the actor is watched. A row that is not ALIVE says nothing about the process that is watched.
     actor.set_last(row.incarnation if row.state == "alive" and not row.restarts_left else None)
     actor.apply("table", row.state, row.incarnation, version)
     if row.state == "alive" and actor.detects and not actor.armed and actor.state_name in UP:
-        # The table's incarnation, not the belief's: the address and the process are those of the row.
+        # With the row's incarnation, not the believed one: address and process are the row's, too.
         ip, port = row.address
         _core.watch(actor, row.incarnation, ip, port, *_process(actor, row), not _ray_compat.uses_tls())
     heard = (actor.watched or actor.is_subscribed) and not actor.in_doubt
@@ -54,7 +54,7 @@ def _process(actor: _core.Actor, row: _ray_compat.TableRow) -> tuple[int, int]:
 
 
 def note_cause(actor: _core.Actor, cause: Any) -> None:
-    # Where it was raised it holds the frames of whoever waited.
+    # If it was raised, it holds the frames of the code that waited.
     cause.__traceback__ = cause.__context__ = None
     actor.death = cause
     # Failed refs that were made ahead do not name it.
@@ -64,8 +64,8 @@ def note_cause(actor: _core.Actor, cause: Any) -> None:
 def may_know_it_was_never_up(actor: _core.Actor, error: Any) -> bool:
     """True where a read of the table may say that the actor was never up, which this process did not see.
 
-    Where the constructor failed that may be so although the actor was seen up: for a moment the table says ALIVE of an
-    actor whose constructor has just ended, however it ended.
+    If the constructor failed, that may be so although the actor was seen up: for a moment the table says ALIVE of an
+    actor whose constructor has just ended, even by an error.
     """
     if errors.kind_of(error) is not errors.Kind.DIED:
         return False

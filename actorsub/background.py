@@ -1,4 +1,4 @@
-"""A thread in the background that does what may block, or what must not hold up whoever asks for it."""
+"""A background thread for work that may block, or that must not hold up the thread which asks for it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Background:
     def __init__(self, name: str, done: Callable[[], object]) -> None:
         self._name = name
         self._done = done
-        # What is asked for after this is not done.
+        # Once True, new requests are not done.
         self._is_stopped = False
-        # Each request is a list of one; who takes it out of there deals with it.
+        # Each request is a list of one. The thread that takes it out of the list deals with it.
         self._requests: queue.SimpleQueue[list[tuple[Callable[..., None], Any]] | None] = queue.SimpleQueue()
-        # "thread" -> the one that runs; who puts it in there starts it.
+        # "thread" -> the thread that runs. The caller that puts it in starts it.
         self._running: dict[str, threading.Thread] = {}
 
     def run(self, function: Callable[..., None], arguments: Any) -> bool:
@@ -41,7 +41,7 @@ class Background:
             except RuntimeError:
                 if take(request) is not None:
                     raise
-        # Put after the request to stop, nobody would come to it.
+        # If it was put after the request to stop, the thread never comes to it.
         return not self._is_stopped or take(request) is None
 
     def _start(self) -> None:
@@ -50,7 +50,7 @@ class Background:
             try:
                 thread.start()
             except BaseException:
-                # A Ctrl-C, or what another signal handler raised, may come when it runs already.
+                # An exception of a signal handler, as of Ctrl-C, may come when the thread runs already.
                 if thread.ident is None:
                     self._running.pop("thread", None)
                 raise
@@ -59,7 +59,7 @@ class Background:
         self._is_stopped = True
         self._requests.put(None)
         thread = self._running.get("thread")
-        # Not started yet by whoever is about to: it ends by itself.
+        # A thread that its maker has not started yet ends by itself.
         if thread is not None and thread.ident is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
@@ -90,7 +90,7 @@ class Background:
             try:
                 function(*arguments)
             except Exception:
-                # Whatever Ray raises while its control store or raylet is away; who needs it asks again.
+                # Ray raises all kinds of errors while its control store or raylet is away. The caller asks again.
                 logger.debug("%s failed", function.__name__, exc_info=True)
             except BaseException:
                 log_failure("%s, on the thread %s,", function.__name__, threading.current_thread().name)

@@ -31,7 +31,7 @@ from actorsub.fence import Wakeup, as_exception, fenced, is_interrupt, log_failu
 
 logger = logging.getLogger("actorsub")
 
-#: Calls that the sender takes out of the line at one time.
+#: How many calls the sender takes out of the line at one time.
 SENDER_BATCH = 64
 
 SEND = _core.VERDICTS["send"]
@@ -43,7 +43,8 @@ _CLOSED = _core.VERDICTS["closed"]
 
 _CONNECTION_ENDED = "The connection to Ray that the handle belongs to has ended."
 
-# Set while a thread runs the callbacks of a Call that it has just ended: everybody's outcomes may depend on it.
+# `ends_calls` is over 0 while a thread runs the callbacks of a Call that it has just ended. The outcomes of all other
+# calls may depend on that thread, so it must not wait for one.
 _thread = threading.local()
 
 
@@ -67,11 +68,11 @@ class Plan:
     def __init__(self, method: Any) -> None:
         policy = method._actorsub_policy
         self.actor: _core.Actor = method._actorsub_actor
-        # Keeps Ray's own handle, so that an actor lives while calls to it wait or run, whatever becomes of the wrapper.
+        # It holds Ray's own handle. So the actor lives while calls to it wait or run, whatever becomes of the wrapper.
         self.method = method._actorsub_inner
         self.policy = policy
         self.on_pending = _core.PENDING_RULES[policy.on_pending]
-        # Sent with Ray's retries off, so "auto" is "ref" here.
+        # Calls are sent with Ray's retries off, so "auto" is "ref" here.
         self.away = _core.AWAY_RULES["ref" if policy.on_unavailable == "auto" else policy.on_unavailable]
         self.window = policy.max_in_flight or 0
         # Ray is asked to cancel calls that were sent only where that cannot harm the actor, see `_cancel_sent`.
@@ -127,17 +128,18 @@ class Condition(type(threading.RLock())):  # type: ignore[misc]
 
 
 class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg, override]
-    """One request to an actor: a future for its result. Made by `handle.method.call(...)`.
+    """One request to an actor: a future for its result. `handle.method.call(...)` makes it.
 
         >>> call = worker.infer.options(timeout_s=0.5).call(x)
         >>> call.result()  # or: await call
 
-    A `concurrent.futures.Future`, so `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it; and
-    awaitable, on any event loop and on several. Methods that are not documented here are those of the Future.
+    It is a `concurrent.futures.Future`, so `concurrent.futures.wait`, `as_completed` and `asyncio.wrap_future` take it.
+    It is also awaitable, on any event loop and on several. Methods not documented here are those of the Future.
 
-    Ends with the method's result; with the method's own exception (a RayTaskError that is of its class, too); with
-    ActorUnavailableError or ActorDiedError; with DeadlineExceededError; or cancelled. A call that nobody keeps runs all
-    the same.
+    It ends in exactly one of these ways: with the method's result; with the method's own exception (a RayTaskError that
+    is of its class, too); with ActorUnavailableError or ActorDiedError; with DeadlineExceededError; with another error
+    of Ray's; or cancelled. A call of a ReplicaGroup may also end with NoReplicaError. Dropping the Call does not stop
+    it.
     """
 
     def __init__(self) -> None:
@@ -147,9 +149,9 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
 
     @property
     def object_ref(self) -> Any:
-        """Ray's ObjectRef of the call; None until it was sent. With num_returns over 1 the list of them.
+        """Ray's ObjectRef of the call; None until the call was sent. With num_returns over 1 a list of them.
 
-        It is Ray's own: `ray.cancel` on it ends the Call as Ray would. Passing it on works as with any other ref.
+        It is Ray's own: `ray.cancel` on it ends the Call as Ray would. It can be passed on like any other ref.
         """
         sent = self._actorsub_refs
         if not sent:
@@ -162,7 +164,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return ()
 
     def running(self) -> bool:
-        """True once the call was sent, until it is done."""
+        """True from when the call was sent until it is done."""
         return self._actorsub_refs is not None and not self.done()
 
     def done(self) -> bool:
@@ -172,13 +174,13 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return self._checked_state() in _CANCELLED
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Calls `fn(call)` once when the call is done: on the thread that ends it, or here, when it is done already.
+        """Calls `fn(call)` once when the call is done: on the thread that ends it, or at once if it is done already.
 
-        What `fn` raises on another thread than this one is logged.
+        An exception of `fn` goes to the caller in the second case, and is logged in the first.
         """
         self._checked_state()
         self._done_callbacks.append(fn)
-        # Done meanwhile, perhaps: then whoever takes it out of the list calls it.
+        # The call may be done by now. Then the thread that takes `fn` out of the list calls it.
         if self.done() and fn in self._done_callbacks:
             try:
                 self._done_callbacks.remove(fn)
@@ -189,9 +191,10 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
     def cancel(self) -> bool:
         """Takes the call back.
 
-        True: it had not been sent, and never will be. False: it is done already, or with Ray. Of an actor that runs its
-        calls in any order (async or threaded) Ray is then asked to cancel it, by the rules of `ray.cancel`. Of any
-        other the call runs, whoever has given it up: asking Ray might make the actor unavailable, see docs/design.md.
+        True: it had not been sent, and never will be. False: it is done already, or was given to Ray. If Ray has it and
+        the actor runs its calls in any order (async or threaded), Ray is asked to cancel it, by the rules of
+        `ray.cancel`. On any other actor the call runs on, since asking Ray might make the actor unavailable: see
+        docs/design.md, "Requests".
         """
         plan: Plan | None = self._actorsub_plan
         if plan is None or self.done():
@@ -211,21 +214,24 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return True
 
     def result(self, timeout: float | None = None) -> Any:
-        """The result of the method, waited for.
+        """Waits for the result of the method and returns it.
 
         Args:
-            timeout: how long to wait here, in seconds; None: until the call is done. The call itself goes on.
+            timeout: how long to wait, in seconds; None: until the call is done. The call itself goes on after that.
 
         Raises:
-            What the call ended with. concurrent.futures.TimeoutError: the wait is over. CancelledError: it was taken
-            back. RuntimeError: asked for on a thread that would have to deliver it (one that runs an event loop, or a
-            callback of this library).
+            The error that the call ended with. concurrent.futures.TimeoutError: the time is over. CancelledError: the
+            call was taken back. RuntimeError: this thread must not wait, because it runs an event loop, or a callback
+            of this library that other outcomes depend on.
         """
         self._block(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the call raised, or None. Waits and raises as `result` does."""
+        """Waits as `result` does and returns the error that the call ended with, or None.
+
+        Raises only what is about the wait: TimeoutError, CancelledError or RuntimeError, as `result` does.
+        """
         self._block(timeout)
         return super().exception(0)
 
@@ -268,9 +274,9 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
     def _cancel_future(self) -> None:
         self._end_with(_CANCELLED_AND_NOTIFIED)
 
-    # A coroutine in the eyes of asyncio, as far as its tasks go. `asyncio.wait_for(call, ...)`, `gather` and
-    # `ensure_future` make a task of what is awaitable, and a task that is cancelled before its first step never begins
-    # to await; of a coroutine it lets the coroutine know.
+    # The methods that make a Call a coroutine for asyncio's tasks. `asyncio.wait_for(call, ...)`, `gather` and
+    # `ensure_future` make a task of an awaitable. If that task is cancelled before its first step, it never begins to
+    # await; into a coroutine it throws the cancellation even then.
 
     def send(self, value: Any) -> Any:
         return self._step(lambda steps: steps.send(value))
@@ -286,7 +292,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         return self._step(lambda steps: steps.throw(*error))
 
     def close(self) -> None:
-        """Nobody of asyncio waits for it any more. The call itself goes on."""
+        """No task of asyncio waits for it any more. The call itself goes on."""
         self.__dict__.pop("_steps", None)
 
     def _step(self, resume: Callable[[Generator[Any, Any, Any]], Any]) -> Any:
@@ -298,7 +304,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         try:
             return resume(steps)
         except BaseException:
-            # Over, StopIteration included.
+            # These steps are over, by StopIteration or by an error.
             of_task.pop(task, None)
             raise
 
@@ -338,8 +344,8 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
                 with contextlib.suppress(ValueError):
                     self._done_callbacks.remove(done)
 
-    # What concurrent.futures.Future does under its lock. The one who ends a call is Ray's thread, on which everybody's
-    # outcomes depend: it must not wait for a lock that a thread holds which a signal handler has interrupted.
+    # concurrent.futures.Future does this under its lock. Here Ray's thread often ends a call, and all outcomes depend
+    # on that thread. So it must not wait for a lock whose holder a signal handler may have interrupted.
 
     def set_result(self, result: Any) -> None:
         self._result = result
@@ -351,13 +357,13 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
 
     def _end_with(self, state: str) -> None:
         self._state = state
-        # After the state: whoever makes the lock later than this finds the call done.
+        # Asked after the state is set: a thread that makes the lock later finds the call done.
         if self._lock_if_made() is not None:
             fenced("telling who waits for several calls", self._tell_waiters)
         self._invoke_callbacks()
 
     def _tell_waiters(self) -> None:
-        """Tells concurrent.futures.wait and as_completed, which have noted themselves under the lock."""
+        """Tells concurrent.futures.wait and as_completed, which have entered `_waiters` under the lock."""
         lock = self._condition
         if not lock.acquire(blocking=False):
             threading.Thread(target=self._tell_waiters_patiently, name="actorsub-waiters", daemon=True).start()
@@ -374,7 +380,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             lock.release()
 
     def _tell_waiters_patiently(self) -> None:
-        # Until whoever looks at several calls at once has noted itself at all of them.
+        # Waits until the thread that looks at several calls has entered itself at all of them.
         with self._condition:
             self._tell_waiters()
 
@@ -387,7 +393,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             fenced("a callback of a Call", callback, self)
 
     def _take_here(self) -> None:
-        """Takes the outcome that Ray has, on this thread, which Ray's callbacks wait for."""
+        """Takes the outcome from Ray on this thread, since Ray's callbacks wait for this thread."""
         sent = list(self._actorsub_refs or ())
         if len(sent) == 1:
             self._arrived(refs.outcome_of(sent[0]))
@@ -396,13 +402,13 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
                 self._arrived_one_of(index, refs.outcome_of(ref))
 
     def _arrived(self, value: Any) -> None:
-        """Ray has the outcome of a call with one. On a thread of Ray's."""
+        """Ray has the outcome of a call with one result. On a thread of Ray's."""
         self._take_outcome(value, _ray_compat.is_failure(self._actorsub_refs[0], value))
 
     def _take_outcome(self, value: Any, failed: bool) -> None:
         plan: Plan | None = self._actorsub_plan
         if plan is None:
-            # It was taken on another thread, see `_take_here`.
+            # Another thread has taken it, see `_take_here`.
             return
         queue = plan.queue
         call, release = queue.complete(self._actorsub_ticket)
@@ -418,7 +424,7 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
         else:
             end(self, value)
         if self.done():
-            # Else another thread is about to end it, and needs what it was about.
+            # Otherwise another thread is about to end it, and still needs the plan and the arguments.
             _forget(self)
 
     def _fail_with(self, error: Any) -> None:
@@ -444,14 +450,14 @@ class Call(_core.CallBase, concurrent.futures.Future):  # type: ignore[type-arg,
             error = _refused(actor, is_dead=why == "dead")
         end(self, error, failed=True)
         if not sent:
-            # After its end, so that a group can take them to another member.
+            # After its end, so that a group can give the arguments to another member.
             _forget(self)
 
     def _arrived_one_of(self, index: int, value: Any) -> None:
         values = self._actorsub_left
         values[index] = value
         failed = _ray_compat.is_failure(self._actorsub_refs[index], value)
-        # The last one, and one that failed, take the end; whoever is second finds it taken.
+        # The last outcome, or one that failed, ends the call. Only the first of them finds _OPEN.
         if (failed or len(values) > len(self._actorsub_refs)) and values.pop(_OPEN, None) is not None:
             outcome = value if failed else [values[i] for i in range(len(self._actorsub_refs))]
             self._take_outcome(outcome, failed)
@@ -470,7 +476,7 @@ collections.abc.Coroutine.register(Call)
 
 def new_call(cls: type[Call], plan: Any, args: Any, kwargs: Any) -> Any:
     call = cls.__new__(cls)
-    # What Future.__init__ does, but for the lock.
+    # As in Future.__init__, without the lock.
     call._state = "PENDING"
     call._waiters = []
     call._done_callbacks = []
@@ -506,9 +512,9 @@ def submit_call(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> C
 
 
 def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None = None) -> Any:
-    """Has the queue decide about a new call. None: it was sent, or it waits; else the error that refuses it.
+    """Has the queue decide about a new call. Returns None if it was sent or waits, else the error that refuses it.
 
-    What is left to do once no lock is held is added to `later`; without that, done.
+    Some work has to wait until no lock is held. It is added to `later`, or done here where `later` is None.
 
     Raises what Ray raises for arguments that do not fit, or cannot be pickled; then nothing is left behind.
     """
@@ -561,8 +567,8 @@ def admit(call: Call, deadline_ns: int, later: list[Callable[[], None]] | None =
 
 
 def _withdraw(call: Call, queue: _core.CallQueue) -> None:
-    """The thread that makes a call was interrupted, anywhere between being admitted and going on: Ctrl-C, or what the
-    arguments or Ray raised. Nobody will have the call, so it leaves nothing behind."""
+    """Removes a call whose making was interrupted after it was admitted: by Ctrl-C, or by what the arguments or Ray
+    raised. Nobody will get the Call, so it must leave nothing behind."""
     if not call._actorsub_ticket:
         return
     if call._actorsub_begun:
@@ -572,7 +578,7 @@ def _withdraw(call: Call, queue: _core.CallQueue) -> None:
         queue.withdrawn += bool(queue.cancel(call._actorsub_ticket)[0])
     call._actorsub_unready = False
     queue.is_stalled = False
-    # Once too often does no harm, and what the queue said about it may be lost.
+    # What the queue said about `release` may be lost. Calling the sender once too often does no harm.
     call_sender(queue)
 
 
@@ -584,9 +590,9 @@ def _refused(actor: _core.Actor, *, is_dead: bool) -> Any:
 
 
 def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
-    """Takes the arguments of a call that waits as they are now. The sender leaves the call alone until then.
+    """Copies the arguments of a call that waits, as they are now. The sender leaves the call alone until that is done.
 
-    `release`: what admit() said. Raises where the arguments do not fit, or cannot be pickled.
+    `release`: what admit() said. Raises if the arguments do not fit, or cannot be pickled.
     """
     _check_arguments(call)
     frozen.freeze(call)
@@ -600,7 +606,7 @@ def make_ready(call: Call, queue: _core.CallQueue, release: bool) -> None:
 
 
 def _check_arguments(call: Call) -> None:
-    """Wrong ones are the caller's mistake whatever the actor does, and Ray reports them at submit."""
+    """Raises for wrong arguments. They are the caller's mistake whatever the actor does, as Ray reports at submit."""
     if not isinstance(call._actorsub_args, frozen.Frozen):
         _ray_compat.check_arguments(call._actorsub_plan.method, call._actorsub_args, call._actorsub_kwargs)
 
@@ -610,7 +616,7 @@ def _let_go(call: Call) -> None:
 
 
 def _forget(call: Call) -> None:
-    """Nothing more can happen to the call: who keeps it keeps its outcome, but neither the actor nor the arguments."""
+    """Nothing more can happen to the call. It keeps its outcome, but neither the actor nor the arguments."""
     _let_go(call)
     call._actorsub_plan = None
 
@@ -618,7 +624,7 @@ def _forget(call: Call) -> None:
 def _give(call: Call) -> Callable[[], None] | None:
     """Gives a call to Ray, on this thread, and has its outcome delivered.
 
-    Returns what is left to do once no lock is held: where the call has its outcome already, to end it.
+    Returns what is left to do once no lock is held: if the call has its outcome already, a function that ends it.
     """
     plan: Plan = call._actorsub_plan
     args, kwargs = frozen.thawed(call)
@@ -626,12 +632,12 @@ def _give(call: Call) -> Callable[[], None] | None:
     try:
         given = _core.give(plan.submission, plan.remote_call, plan.actor, args, kwargs)
     except ray.exceptions.PendingCallsLimitExceeded as error:
-        # The actor's own `max_pending_calls`: the same to the caller, and never sent either.
+        # The actor's own `max_pending_calls`. To the caller it is the same, and such a call was not sent either.
         raise errors.queue_full(plan.actor, None, error) from None
     except TypeError as error:
         not_taken = error
     if not_taken is not None:
-        # Ray's complaint about an argument that cannot be pickled is full of what is in it.
+        # Ray's message about an argument that cannot be pickled shows its contents.
         _check_arguments(call)
         frozen.refuse_unpicklable(args, kwargs)
         raise not_taken
@@ -661,12 +667,12 @@ def _hand_out_stream(call: Call, stream: Any) -> None:
     queue, ticket = plan.queue, call._actorsub_ticket
 
     def over(_: Any) -> None:
-        # Not late, whatever happened meanwhile: the stream was its outcome.
+        # It does not count as late, whatever happened meanwhile: the stream was the outcome.
         _, release = queue.complete(ticket)
         if release:
             call_sender_in_passing(queue)
 
-    # Taken out first: from here on only its place in the window is the queue's.
+    # Taken out first. From here on the queue keeps only its place in the window.
     taken = queue.calls.pop(ticket, None)
     _ray_compat.on_completed(stream.completed(), over)
     if refs.is_bound():
@@ -693,26 +699,27 @@ def deliver(call: Call, value: Any, *, failed: bool = False) -> None:
         elif not call.done():
             call.set_result(value)
     except Exception:
-        # Everybody else's outcomes depend on this thread.
+        # All other outcomes depend on this thread.
         log_failure("ending a Call")
     finally:
         _thread.ends_calls -= 1
 
 
 def _copy(call: Call, future: asyncio.Future[Any]) -> None:
-    """Wakes up one `await`, on its loop's thread; the outcome itself is read from the call."""
+    """Wakes one `await`, on its loop's thread. The await reads the outcome from the call."""
     if not future.done():
         future.set_result(None)
 
 
 def _cancel_sent(call: Call) -> None:
-    """Asks Ray to cancel a call that it has, without waiting for an answer; where that cannot harm the actor.
+    """Asks Ray to cancel a call that was given to it, if that cannot harm the actor. Does not wait for an answer.
 
-    An actor that runs its calls in order waits for each number in the sequence of a caller's calls. Ray cancels a call
-    that it has not sent yet by forgetting it, and its number never comes: the actor, healthy and idle, takes no call of
-    this caller for as long as calls keep coming. Whether a call has left is known to nobody here: its arguments may not
-    be ready, or it is waiting for its turn to be written. And what has arrived at such an actor runs, or is behind one
-    that runs, which Ray cannot interrupt. So its calls are left alone; the outcome is dropped.
+    An actor that runs its calls in order waits for each number in the sequence of a caller's calls. If Ray has not sent
+    a call yet, it cancels the call by forgetting it, and the number never comes. The actor, healthy and idle, then
+    takes no call of this caller for as long as calls keep coming. This process cannot know whether a call has left: its
+    arguments may not be ready, or it waits for its turn to be written. And a call that has arrived at such an actor
+    runs, or is behind one that runs, and Ray cannot interrupt it. So calls to such an actor are not cancelled; their
+    outcome is dropped.
     """
     plan: Plan | None = call._actorsub_plan
     sent = list(call._actorsub_refs or ())
@@ -720,7 +727,8 @@ def _cancel_sent(call: Call) -> None:
         return
     running = watcher.ensure_if_possible()
     if running is not None:
-        # Not on this thread: Ray's core is not to be shut down meanwhile, and a lock of ours keeps it from that.
+        # On the sender's thread, because Ray's core must not be shut down meanwhile, and only our own threads take the
+        # lock that prevents it.
         running.send(_ask_to_cancel, plan.actor.session, sent)
 
 
@@ -731,7 +739,7 @@ def _ask_to_cancel(session: Any, sent: list[ray.ObjectRef]) -> None:
                 try:
                     ray.cancel(ref)
                 except BaseException:
-                    # What runs, runs on; its outcome is nobody's.
+                    # The call runs on, and its outcome is dropped.
                     logger.debug("Ray could not cancel a call", exc_info=True)
 
 
@@ -747,7 +755,7 @@ def call_sender(queue: _core.CallQueue) -> None:
             while not watcher.ensure().send(_take_turn, queue):
                 pass
         except BaseException:
-            # Else nobody would ask again.
+            # Otherwise the sender would never be asked again.
             queue.is_due = False
             raise
 
@@ -757,8 +765,8 @@ SENDER_RETRY_NS = 1_000_000_000
 
 
 def call_sender_in_passing(queue: _core.CallQueue) -> None:
-    """The same for whoever ends a call and has only made room for others: the end comes first, so nothing is raised.
-    Where the sender cannot be started it is tried again, by and by."""
+    """The same for a caller that ends a call and has only made room for others. The end comes first, so nothing is
+    raised. If the sender cannot be started, that is tried again later."""
     try:
         call_sender(queue)
     except BaseException as error:
@@ -769,7 +777,7 @@ def call_sender_in_passing(queue: _core.CallQueue) -> None:
             _core.call_later(SENDER_RETRY_NS, functools.partial(call_sender_in_passing, queue))
 
 
-# Held by the sender during a turn: `shutdown()` waits for it for a while only, and the next one may have begun.
+# Held by the sender during a turn. `shutdown()` waits for the old sender only for a while, so a new one may have begun.
 _turn = threading.Lock()
 
 
@@ -791,7 +799,7 @@ def _take_turn_alone(queue: _core.CallQueue) -> None:
             if call is False and queue.is_stalled:
                 return
             if call is False:
-                # The actor went away; what was taken out is in the line again.
+                # The actor went away. The calls that were taken out are in the line again.
                 break
             if call is not None:
                 call._leave_line(queue, ticket)
@@ -807,7 +815,7 @@ def _send_waiting(queue: _core.CallQueue, ticket: int, call: Call) -> None:
             after = _give(call)
         actor.count_waited()
     except BaseException as error:
-        # Of its arguments' own functions, say: the failure of this call, not of the thread.
+        # Raised by the arguments' own functions, say. It is the failure of this call, not of the thread.
         taken, _ = queue.abort(ticket)
         if taken is not None:
             end(call, as_exception("unpickling the arguments", error), failed=True)
@@ -823,7 +831,7 @@ def end_all(ended: list[tuple[Call, str, bool]]) -> None:
         call._end_as(why, sent)
     for call, why, sent in ended:
         if sent and why == "deadline":
-            # Once everybody knows.
+            # After all calls have their end.
             _cancel_sent(call)
 
 
@@ -863,9 +871,9 @@ def review_queue(queue: _core.CallQueue) -> None:
 
 
 def look_at_clock(actor: _core.Actor | None) -> float:
-    """For queues whose timer could not be set: expires, and returns when to come again, on the clock of now_s().
+    """Expires the calls of queues whose timer could not be set. Returns when to look again, on the clock of now_s().
 
-    None: for those that are no actor's.
+    `actor`: whose queues; None: those that belong to no actor.
     """
     next_ns: int = _core.NEVER_NS
     for queue in _live_lines() if actor is None else list(actor.queues.values()):
@@ -904,12 +912,12 @@ def fail_lost(actor: _core.Actor) -> None:
         end_all(ended)
 
 
-# By number: queues that are no actor's, the lines of groups. Weak.
+# By number: the queues that belong to no actor, which are the lines of groups. Weak.
 _lines: dict[int, weakref.ref[_core.CallQueue]] = {}
 
 
 def add_line(queue: _core.CallQueue) -> None:
-    """Has the deadlines of a queue kept that is no actor's, for as long as it lives."""
+    """Keeps the deadlines of a queue that belongs to no actor, for as long as the queue lives."""
     number = queue.number
     _lines[number] = weakref.ref(queue, lambda _: _lines.pop(number, None))
 
@@ -919,7 +927,7 @@ def _live_lines() -> list[_core.CallQueue]:
 
 
 def arm() -> None:
-    """The sentinel was started anew. What else may be due the watcher finds in its first look."""
+    """Sets the queues' timers anew: the sentinel was started. The watcher finds in its first look what else is due."""
     for actor in _core.live_actors():
         for queue in list(actor.queues.values()):
             queue.arm()
@@ -928,7 +936,7 @@ def arm() -> None:
 
 
 def takes_back() -> bool:
-    """True where `shutdown()` ends calls on this thread: nothing is to be begun that needs the threads again."""
+    """True while `shutdown()` ends calls on this thread. Nothing may be begun then that needs the threads again."""
     return getattr(_thread, "takes_back", False)
 
 
@@ -943,13 +951,13 @@ def taking_back() -> Iterator[None]:
 
 
 def take_back_waiting() -> None:
-    """`shutdown()` has stopped the threads that would release, refuse or expire them."""
+    """Ends the calls that wait: `shutdown()` has stopped the threads that would release, refuse or expire them."""
     for actor in _core.live_actors():
         for queue in list(actor.queues.values()):
             for ticket, call in list(queue.calls.items()):
                 taken_back, release = queue.cancel(ticket)
                 if release:
-                    # Somebody else made a call meanwhile.
+                    # Another thread made a call meanwhile.
                     call_sender_in_passing(queue)
                 if taken_back:
                     queue.withdrawn += 1
@@ -958,7 +966,7 @@ def take_back_waiting() -> None:
 
 
 def close_all() -> None:
-    """The connection to Ray has ended, and Ray calls nobody back any more."""
+    """Ends all calls: the connection to Ray has ended, and Ray calls no callback any more."""
     for actor in _core.live_actors():
         if actor.session is not _ray_compat.session_token():
             for queue in list(actor.queues.values()):

@@ -25,13 +25,15 @@ class ActorState(enum.Enum):
         >>> actorsub.state(worker) is actorsub.ActorState.ALIVE
         True
 
-    UNKNOWN: nobody has said anything yet, or the connection to Ray that the handle belongs to has ended.
-    PENDING: it was never up so far; it waits for resources, or runs its first constructor.
+    UNKNOWN: nothing is known yet, or the connection to Ray that the handle belongs to has ended.
+    PENDING: it was never up so far: it waits for resources, or runs its first constructor.
     ALIVE: it takes calls.
-    RESTARTING: its process ended, and Ray is making the next one.
-    UNREACHABLE: it is believed to run, but it does not answer, or its port refuses connections. That is withdrawn when
-    it answers; after a refusal, when Ray's table agrees, too.
+    RESTARTING: its process ended, and Ray starts the next one.
+    UNREACHABLE: it is believed to run, but it does not answer, or its port refuses connections. It is ALIVE again when
+    it answers; after a refusal Ray's actor table has to say so, too.
     DEAD: it is gone for good, as far as anybody knows.
+
+    The value of a member is its name in lower case.
     """
 
     UNKNOWN = "unknown"
@@ -43,16 +45,16 @@ class ActorState(enum.Enum):
 
 
 class Kind(enum.Enum):
-    """What an error of Ray's, as the end of a call, is about. Decides the class that the caller gets, and what a group
-    does with the call."""
+    """What an error of Ray's that ended a call is about. Decides the class that the caller gets, and what a group does
+    with the call."""
 
     DIED = "died"  #: The actor is gone for good; the caller gets an ActorDiedError that is of Ray's class, too.
     LOST = "lost"  #: Its process was lost, or is out of reach; an ActorUnavailableError that is of Ray's class, too.
     RESULT = "result"  #: The call may have run, and there is no result; Ray's error with a certificate.
-    OWN = "own"  #: The application's, or asked for, or of a misuse: no other actor could do better; as RESULT, else.
+    OWN = "own"  #: The application's error, or wanted, or a misuse; as RESULT, but no other actor could do better.
 
 
-#: Of each class of ray.exceptions; a subclass that is not named here is what its base is.
+#: The Kind of each class of ray.exceptions. A subclass that is not named here has that of its base.
 KINDS = {
     "ActorDiedError": Kind.DIED,
     "ActorPlacementGroupRemoved": Kind.DIED,
@@ -187,11 +189,11 @@ class _Readable:
 
     @property
     def preempted(self) -> bool:
-        """Whether the actor's node was taken away (a spot instance)."""
+        """True: the actor's node was taken away (a spot instance)."""
         actor: _core.Actor | None = self._actor  # type: ignore[attr-defined]
         if self._preempted or actor is None or actor.preempted is None:
             return self._preempted
-        # In a refusal it is the incarnation to come that is named.
+        # A refusal names the incarnation to come.
         ended = actor.preempted + (self.state is ActorState.RESTARTING and not self.sent)  # type: ignore[attr-defined]
         return bool(self.incarnation == ended)  # type: ignore[attr-defined]
 
@@ -220,12 +222,19 @@ class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.Acto
         ...     retry = not error.sent
 
     Args, and attributes of the same names:
-        detail: a sentence for the message, beside what the others say.
+        detail: a sentence for the message; None: none.
         actor_id: in hex, as Ray prints it; None when unknown.
         sent: False: the call cannot have run. True: it may or may not have run.
         state: the ActorState at that moment.
-        evidence: which source said so: "ray", "table", "process", "connection", "silence", "call"; None when none did.
-        incarnation: Ray's restart count at that moment; None when unknown.
+        evidence: which source said so; None when none did. "ray": Ray's local state. "table": Ray's actor table.
+            "process": the actor's process. "connection": its RPC port. "silence": no answer from there. "call": the
+            outcome of a call.
+        incarnation: Ray's restart count, which tells the processes of the actor apart; None when unknown. In the
+            refusal of a restarting actor it is that of the process to come, in a loss that of the process which had
+            the call.
+
+    Further attributes: `preempted` (True: the actor's node was taken away), `attempts` (a tuple of what a call of a
+    ReplicaGroup tried, in order; empty for other calls).
     """
 
     # Begins as Ray's own message does.
@@ -253,15 +262,18 @@ class ActorUnavailableError(_Readable, _core.CertifiedError, ray.exceptions.Acto
 
 
 class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedError):
-    """The actor is gone for good. `preempted`, `actor_init_failed` and the message come from Ray, as soon as Ray knows:
-    an error that was handed out before that tells them, too, once they are known in this process.
+    """The actor is gone for good.
 
         >>> except actorsub.ActorDiedError as error:
         ...     replace(error.actor_id, at_once=error.preempted)
 
     Args:
-        cause: Ray's own error, whose facts are taken over; None when the cause is not known.
-        actor_id, sent, state, evidence, incarnation: the same as of ActorUnavailableError, also as attributes.
+        cause: Ray's own error, whose message and facts are taken over; None when the cause is not known.
+        actor_id, sent, state, evidence, incarnation: as in ActorUnavailableError, also as attributes.
+
+    Further attributes: `preempted` (True: the actor's node was taken away), `actor_init_failed` (True: its constructor
+    failed), `attempts` (as in ActorUnavailableError). The first two and the message come from Ray. An error that was
+    raised before this process knew them shows them, too, once they are known.
     """
 
     _NAMES_ACTOR = True
@@ -295,13 +307,13 @@ class ActorDiedError(_Readable, _core.CertifiedError, ray.exceptions.ActorDiedEr
 
     @property
     def preempted(self) -> bool:
-        """Whether the actor died because its node was taken away (a spot instance)."""
+        """True: the actor died because its node was taken away (a spot instance)."""
         self._learn()
         return super().preempted
 
     @property
     def actor_init_failed(self) -> bool:
-        """Whether the actor died in its constructor."""
+        """True: the actor died in its constructor."""
         self._learn()
         return self._actor_init_failed
 
@@ -373,12 +385,12 @@ _OTHER_TIMEOUTS = [
 class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_TIMEOUTS):  # type: ignore[misc]
     """The deadline of a call, or of a wait for its actor, has passed.
 
-    Also a TimeoutError, that of asyncio and of concurrent.futures included.
-
         >>> except actorsub.DeadlineExceededError as error:
         ...     log(error.actor_id, "may run still" if error.sent else "never ran")
 
-    Args, and attributes of the same names: those of ActorUnavailableError.
+    It is also a TimeoutError, an asyncio.TimeoutError and a concurrent.futures.TimeoutError.
+
+    Args, and attributes of the same names: those of ActorUnavailableError. Further attribute: `attempts`.
     """
 
     # Ray's own sentence, and ours.
@@ -386,12 +398,16 @@ class DeadlineExceededError(_Certified, ray.exceptions.GetTimeoutError, *_OTHER_
 
 
 class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
-    """As many calls as `max_queued` allows wait for the actor already. Raised by `.call()` itself; never sent.
+    """As many calls as `max_queued` allows wait for the actor, or the group, already. `.call()` itself raises it.
 
         >>> except actorsub.QueueFullError:
         ...     return Response(status=503)
 
-    Args, and attributes of the same names: those of ActorUnavailableError; `sent` is always False.
+    Ray's own limit for an actor (`max_pending_calls`) gives a `.call()` this error, too.
+
+    Args, and attributes of the same names: those of ActorUnavailableError. `sent` is False, unless it is a call of a
+    ReplicaGroup and an earlier attempt may have run. Further attribute: `attempts`. Further argument:
+        cause: Ray's error if it is Ray's limit, for the message; None: it is the limit of this library.
     """
 
     _HEADLINE = "Too many calls wait already"
@@ -411,8 +427,9 @@ class NoReplicaError(ActorUnavailableError):
         >>> except actorsub.NoReplicaError as error:
         ...     log([(attempt.actor_id, attempt.error) for attempt in error.attempts])
 
-    `attempts` is a tuple of Attempt: what was tried, in order. `sent` is True only where one of the attempts may have
-    run. The other attributes are those of ActorUnavailableError.
+    Args, and attributes of the same names: those of ActorUnavailableError. `attempts` says what was tried, in order.
+    Each Attempt has `actor_id` (hex), `error` (the name of its class), `evidence` and `sent`. The error's own `sent` is
+    True if one of the attempts may have run.
     """
 
     _NAMES_ACTOR = False
@@ -421,25 +438,32 @@ class NoReplicaError(ActorUnavailableError):
 
 @dataclasses.dataclass(frozen=True)
 class Attempt:
-    """One try of a call of a group, in the `attempts` of the error that it ended with."""
+    """One try of a call of a group, in `attempts` of the call and of the error that the call ended with.
 
-    actor_id: str  #: hex, of the member
-    error: str  #: name of the error's class
-    evidence: str | None  #: as in the error
-    sent: bool  #: whether this try may have run
+    Attributes:
+        actor_id: of the member, in hex.
+        error: the name of the class of the error that the try ended with.
+        evidence: as in that error; see ActorUnavailableError.
+        sent: False: this try cannot have run. True: it may or may not have run.
+    """
+
+    actor_id: str
+    error: str
+    evidence: str | None
+    sent: bool
 
 
 def may_have_run(error: BaseException) -> bool:
-    """Whether the call that ended with `error` may have run. Takes any exception that came out of a call.
-
-    False only for an error that certifies that the call cannot have run: it can be made again anywhere. True for
-    everything else: an error with `sent=True`; an exception of the method (ray.exceptions.RayTaskError), which did run,
-    also where its cause is another actor's death; and in doubt, as for exceptions that are not of this library.
+    """Whether the call that ended with `error` may have run. Takes any exception of a call.
 
         >>> except Exception as error:
         ...     again = not actorsub.may_have_run(error)
 
-    Raises TypeError for what is no exception.
+    False: the error says `sent=False`, so the call cannot have run and can be made again anywhere. True: all other
+    errors. Those are errors with `sent=True`, exceptions of the method (ray.exceptions.RayTaskError, also where the
+    cause is another actor's death), and exceptions that are not of this library.
+
+    Raises TypeError if `error` is no exception.
     """
     if not isinstance(error, BaseException):
         raise TypeError(f"may_have_run takes the exception that a call ended with, got {error!r}")
@@ -506,7 +530,8 @@ def is_unborn(actor: _core.Actor) -> bool:
 
 
 def as_value_of_a_call(value: Any) -> Any:
-    """An error object that a method returned, to be raised as Ray does: what it certifies is another call's end."""
+    """An error object that a method returned, to be raised as Ray does. It then says `sent=True`: this call did run,
+    and what the error says is about another one."""
     if getattr(value, "sent", None) is not False or not isinstance(value, (_core.CertifiedError, _Certified)):
         return value
     value = copy.copy(value)

@@ -1,13 +1,13 @@
-"""The border to functions of the user's that run on threads of ours, where everybody's outcomes depend on the thread.
+"""Keeps functions of the user from harming the threads of this library on which they run.
 
-What such a function raises is that function's failure and nothing more, also where it is no Exception: sys.exit(), a
-KeyboardInterrupt, asyncio's CancelledError, what pytest and gevent end things with.
+All outcomes depend on those threads. So whatever such a function raises is its own failure and nothing more, also if it
+is no Exception: sys.exit(), a KeyboardInterrupt, asyncio's CancelledError, what pytest and gevent end things with.
 
 **Locks.** A signal handler, a `__del__` that the garbage collector runs and a callback of a weak reference run in the
-middle of whatever their thread is doing, and may use this library. So nothing that they can come to waits for a lock
-that the code below them may hold, and no thread that delivers outcomes waits for a lock that such code may hold:
-`threading.Lock`, `Condition` and `Event` have no place there. What is shared is changed by single operations of dicts,
-lists and deques, which the GIL makes whole: whoever takes a thing out of a container is the one who deals with it.
+middle of whatever their thread is doing, and may use this library. So code that they can reach never waits for a lock
+that the interrupted code may hold, and no thread that delivers outcomes waits for such a lock: `threading.Lock`,
+`Condition` and `Event` have no place there. Shared data is changed by single operations of dicts, lists and deques,
+which the GIL makes atomic. The thread that takes a thing out of a container is the one that deals with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 def fenced(what: str, function: Callable[..., Any], *arguments: Any, failed: Any = None) -> Any:
-    """`function(*arguments)`. What it raises is logged as of `what`, and the result is `failed` then."""
+    """Returns `function(*arguments)`. If it raises, that is logged as of `what`, and the result is `failed`."""
     try:
         return function(*arguments)
     except BaseException as error:
@@ -36,20 +36,21 @@ def fenced(what: str, function: Callable[..., Any], *arguments: Any, failed: Any
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """True for a Ctrl-C, which belongs to whoever runs on the main thread: none of our threads is that."""
+    """True for a Ctrl-C, which is for the code on the main thread. None of our threads is the main thread."""
     return isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread()
 
 
 def log_failure(what: str, *arguments: Any) -> None:
     """Logs the exception that is being handled, as one of `what % arguments`."""
-    # The application's own logging handler may raise, too, and there is nobody left to be told.
+    # The application's own logging handler may raise, too, and no caller is left to be told.
     with contextlib.suppress(BaseException):
         logger.exception(f"{what} raised", *arguments)
 
 
 def as_exception(what: str, raised: BaseException) -> Exception:
-    """What a call ends with whose user's function has `raised`: an asyncio loop ends by a SystemExit out of an `await`,
-    and a CancelledError would say that somebody cancelled it."""
+    """The error that a call ends with when a function of the user has `raised`. What is no Exception is wrapped in a
+    RuntimeError: a SystemExit out of an `await` would end the asyncio loop, and a CancelledError would say that the
+    call was cancelled."""
     if isinstance(raised, Exception):
         return raised
     error = RuntimeError(f"{what} raised {raised!r}")
@@ -58,7 +59,7 @@ def as_exception(what: str, raised: BaseException) -> Exception:
 
 
 def take(container: list[T]) -> T | None:
-    """The last thing of a list, for whoever is first; None for everybody else."""
+    """Takes the last thing out of a list. Of several threads one gets it, and the others None."""
     try:
         return container.pop()
     except IndexError:
@@ -66,11 +67,11 @@ def take(container: list[T]) -> T | None:
 
 
 class Wakeup:
-    """One thread waits until another says so: threading.Event without a lock that the one who says so has to wait for.
+    """As threading.Event, for one thread that waits, but `set` never waits for a lock.
 
-    A thread that is interrupted by a signal handler inside `Event.wait` may hold the event's lock; who sets the event
-    then waits for the handler to end, and is perhaps the thread that the handler waits for. `SimpleQueue.put` never
-    waits.
+    A thread that is interrupted by a signal handler inside `Event.wait` may hold the event's lock. A thread that sets
+    the event then waits for the handler to end, and may be the thread that the handler waits for. `SimpleQueue.put`
+    never waits.
     """
 
     __slots__ = ("_queue", "_was_set")
@@ -94,7 +95,7 @@ class Wakeup:
         return self._was_set
 
     def clear(self) -> None:
-        """What is set meanwhile may be forgotten: look at what it was about afterwards."""
+        """A `set` from another thread may be lost meanwhile, so look afterwards at what it was about."""
         self._was_set = False
         while not self._queue.empty():
             try:

@@ -1,5 +1,5 @@
-"""Arguments of calls that wait: pickled when the call was made. What the caller does with its objects after that is not
-what it asked for."""
+"""Copies of the arguments of calls that wait. They are pickled when the call is made, so that the call does not see
+what the caller does to its objects after that."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import ray.cloudpickle
 
 from actorsub import _core
 
-# Immutable, and pickled by Ray without any doubt.
+# Immutable types that Ray always pickles: no copy is needed.
 _PLAIN = (int, float, str, bytes, bool, type(None), ray.ObjectRef)
 
 
@@ -78,8 +78,8 @@ def thawed(call: _core.CallBase) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 def refuse_unpicklable(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises a TypeError that names the argument that cannot be pickled by its place and type, not by its contents,
-    which are nobody's business but the caller's. Other errors than TypeErrors are let out as they are, as Ray does."""
+    """Raises a TypeError for the argument that cannot be pickled. It names its place and type, not its contents, which
+    may be private. Errors of other classes are raised as they are, as Ray does."""
     places = [(f"argument {number}", value) for number, value in enumerate(args, 1)]
     places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
     for place, value in places:

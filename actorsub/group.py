@@ -1,9 +1,9 @@
 """Replicas behind one name: `ReplicaGroup` picks a member for each call and moves to another when one fails.
 
-Here is what a user sees. Who is in a group, and which member takes a call, is members.py. The way of a call from member
-to member is group_call.py; that of a `.remote()` is group_remote.py.
+This module is what a user sees. members.py holds the members and picks one for each call. group_call.py takes a call
+from member to member; group_remote.py does so for a `.remote()`.
 
-Lifetime: a call that is under way keeps the members, and goes on where the group itself is gone.
+Lifetime: a call that is under way keeps the members, so it goes on when the group itself is gone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["GroupMethod", "MemberState", "ReplicaGroup"]
 
 
 class GroupMethod:
-    """A method of all members: `.call(...)`, `.remote(...)`, `.options(...)`. Made by `group.method`."""
+    """A method of all members: `.call(...)`, `.remote(...)`, `.options(...)`. `group.method` makes it."""
 
     __slots__ = ("_group", "_method")
 
@@ -30,9 +30,11 @@ class GroupMethod:
         self._method = MemberMethod(name, options, ray_options)
 
     def options(self, **options: Any) -> GroupMethod:
-        """The same method with options for the calls made through it: those of ReplicaGroup that are about calls
-        (`retry`, `max_attempts`, `timeout_s`, `max_in_flight`, `max_queued`, `on_unavailable`), `key` for
-        "consistent_hash" or a function as balancer, and Ray's for methods.
+        """The same method with options for the calls made through it.
+
+        It takes the options of ReplicaGroup that are about calls (`retry`, `max_attempts`, `timeout_s`,
+        `max_in_flight`, `max_queued`, `on_unavailable`), and Ray's for methods. It takes `key` if the balancer is
+        "consistent_hash" (a str, bytes or int) or a function (anything).
 
         Raises TypeError or ValueError for an option that is unknown or has a value that it does not take.
         """
@@ -40,7 +42,7 @@ class GroupMethod:
         ours, rays = method.options.replace(self._group._members.balancer, options)
         made = GroupMethod(self._group, method.name, ours, {**method.ray_options, **rays})
         if rays:
-            # Their values are checked by Ray, here where they are written.
+            # Ray checks their values, here where they are written.
             made._method.of_any(self._group._members.picker)
         return made
 
@@ -49,8 +51,11 @@ class GroupMethod:
 
         Raises:
             TypeError: the arguments do not fit the method, or cannot be pickled.
+            ValueError: the balancer is "consistent_hash", and no `key` was given.
             QueueFullError: too many calls wait already.
-            NoReplicaError: no member can take it, where `on_unavailable` is "raise"; else the Call fails with it.
+            NoReplicaError: no member can take it, and `on_unavailable` is "raise". With the other values the Call fails
+                with it.
+            RuntimeError: this process is a fork of the one that made the group.
         """
         members, judge = self._usable()
         call = GroupCall.make(members, judge, self._method, args, kwargs)
@@ -58,7 +63,10 @@ class GroupMethod:
         return call
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """`.remote()` of a member that can take it: what that returns. Nothing is resent once it was sent."""
+        """Calls `.remote()` on a member that can take the call, and returns what that returns.
+
+        A refused call moves to another member, unless `retry` is "never". A call that was sent is never resent.
+        """
         members, judge = self._usable()
         return group_remote.remote(members, judge, self._method, args, kwargs)
 
@@ -82,34 +90,39 @@ class ReplicaGroup:
         >>> group = actorsub.ReplicaGroup(handles, retry="always", timeout_s=1.0)
         >>> group.infer.call(x).result()
 
-    A call goes to a member that is up, is not left out for its failures, and has little to do; when that member turns
-    out to be away, to another. Members can be added and removed at any time. `len(group)` is how many there are,
-    iterating gives their MemberState. Travels to other processes with its handles and options; each process counts and
-    judges for itself.
+    A call goes to a member that is up, is not left out for its failures, and has little to do. If that member turns out
+    to be away, the call goes to another. Members can be added and removed at any time. `len(group)` is their number;
+    iterating gives a MemberState for each. A group can be pickled and sent to other processes, with its handles and
+    options; each process counts and judges for itself.
 
     Args:
-        handles: actor handles, plain or wrapped. Each one's own policy goes on deciding how it is watched.
-        balancer: "least_loaded" (of two chosen at random the one with less of our calls in flight), "round_robin",
-            "consistent_hash" (calls with one `key` go to one member: `group.m.options(key=...)`), or a function of a
-            list of MemberState (those that can take the call) and the key, which returns one of them.
-        retry: "unsent" moves calls that cannot have run to another member, "always" also resends those that may have
-            run (for methods that may run twice), "never" does neither. The first member's refusal is then the end.
-        max_attempts: how often one call may be sent, all in all, under "always"; from 1 to 100. Moves are not counted.
-        timeout_s: deadline of a call, all attempts and waiting together, in seconds; None: none.
-        max_in_flight: calls of this process at one member at one time; further ones wait in that member's line.
-        max_queued: how many may wait in a member's line, and in the group's; over it QueueFullError.
-        on_unavailable: what happens when no member can take a call: "ref" and "auto" a failed Call, "raise"
-            NoReplicaError at once, "wait" the call waits for a member, up to `timeout_s`.
-        is_failure: function of the exception that a call ended with: True when it speaks against the member. The
-            method's own exceptions do not, else. Under retry="always" such a call goes to another member.
-        factory: function without arguments that returns a new handle, called (on a background thread) for each member
-            that died for good. Without one the group shrinks.
-        consecutive_failures: so many failures in a row (deadlines missed, `is_failure`) leave a member out for a while;
-            None: never. See docs/balancers.md for the defaults.
-        base_ejection_s, max_ejection_s: for how long, the first time and at most; it doubles in between.
-        max_ejected_share: at most this share of the members is left out at one time.
-        bounded_load: "consistent_hash": how many times the average of our calls in flight a member may have before its
-            keys go to the next one; from 1 to 100. See docs/balancers.md.
+        handles: actor handles, plain or wrapped. The policy of each handle still decides how its actor is watched.
+        balancer: how a member is picked. "least_loaded": of two members chosen at random the one with fewer of our
+            calls in flight. "round_robin": each in turn. "consistent_hash": calls with one `key` go to one member
+            (`group.m.options(key=...)`). Or a function of a list of MemberState (those that can take the call) and the
+            key, which returns one of them.
+        retry: "unsent" moves a call that cannot have run to another member. "always" also resends a call that may have
+            run, for methods that may run twice. "never" does neither: the refusal of the first member ends the call.
+        max_attempts: how often one call may be sent under "always", in all; from 1 to 100. Moves are not counted.
+        timeout_s: deadline of a call, all attempts and waiting together, in seconds; None: no deadline.
+        max_in_flight: how many calls of this process may be at one member at one time; the others wait in that member's
+            line. None: any number.
+        max_queued: how many calls may wait in a member's line, and in the group's; one more is refused with
+            QueueFullError.
+        on_unavailable: what a call does when no member can take it. "ref" and "auto": it returns a failed Call.
+            "raise": it raises NoReplicaError at once. "wait": it waits for a member, at most `timeout_s`.
+        is_failure: a function of the exception that the method raised (a RayTaskError); True: it counts as a failure of
+            the member. Without it the method's exceptions do not count. Under retry="always" such a call goes to
+            another member.
+        factory: a function without arguments that returns a new handle. It is called, on a background thread, for each
+            member that died for good. None: the group shrinks.
+        consecutive_failures: after this many failures in a row (deadlines missed, `is_failure`) a member is left out
+            for a while; from 1 to 127. None: never. docs/balancers.md explains the defaults.
+        base_ejection_s, max_ejection_s: how long a member is left out, in seconds: the first time, and at most. The
+            time doubles in between.
+        max_ejected_share: at most this share of the members is left out at one time; from 0 to 1.
+        bounded_load: for "consistent_hash": how many times the average of our calls in flight a member may have before
+            its keys go to the next one; from 1 to 100. See docs/balancers.md.
 
     Raises TypeError or ValueError for an argument that is not as described, naming it.
     """
@@ -180,12 +193,12 @@ class ReplicaGroup:
     def add(self, actor_handle: Any) -> None:
         """Adds a member: an actor handle, plain or wrapped. Raises ValueError when its actor is a member already.
 
-        After `ray.shutdown()` and `ray.init()` the first new member takes the place of all those of before.
+        After `ray.shutdown()` and `ray.init()` the first new member replaces all those of the old connection.
         """
         self._members.add([actor_handle])
 
     def remove(self, actor_handle: Any) -> None:
-        """Takes a member out: it gets no further calls; those that it has go on. Raises ValueError when it is none."""
+        """Takes a member out: it gets no further calls; those that it has go on. Raises ValueError if it is none."""
         if not self._members.remove(actor_handle):
             raise ValueError(f"{actor_handle!r} is not a member of this group")
 
@@ -201,7 +214,7 @@ class ReplicaGroup:
         return self[name]
 
     def __getitem__(self, name: str) -> GroupMethod:
-        """The method of that name, also where the group has an attribute of the same name (`add`, `remove`, `stats`).
+        """The method of that name, also if the group has an attribute of the same name (`add`, `remove`, `stats`).
 
         Raises AttributeError when the members have no such method.
         """
@@ -212,13 +225,20 @@ class ReplicaGroup:
         return GroupMethod(self, name, self._options, {})
 
     def stats(self) -> dict[str, Any]:
-        """What happened to the calls of this group in this process, as a new dict.
+        """Counts what happened to the calls of this group in this process.
 
-        `calls`, `moved` (attempts that were refused and went to another member), `resent` (calls that were sent again),
-        `budget_exhausted` (resends that the budget did not allow), `died` (members), `replaced` (by the factory),
-        `failed` (calls, by class of the error), `waiting` (in the group's own line, now), `in_flight`, `ejected` and
-        `ejection_limit` (members, now), `ejections`, `ejections_refused` (because of the limit), `probes`, and
-        `members`: a list of MemberState.
+        Returns a new dict:
+            calls: calls made.
+            moved: attempts that were refused and went to another member.
+            resent: calls that were sent again.
+            budget_exhausted: resends that the retry budget did not allow.
+            failed: calls, by class of the error.
+            died, replaced: members that died for good; those that the factory replaced.
+            waiting, in_flight: calls in the group's own line now; calls at members now.
+            ejected, ejection_limit: members that are left out now; how many may be.
+            ejections, ejections_refused: members left out so far; those that the limit kept in.
+            probes: single calls that decided whether a member returns.
+            members: a list of MemberState.
         """
         return {
             **self._judge.counts,

@@ -3,8 +3,8 @@
 A call of a group is a Call whose attempts are Calls of members. One that nobody can take waits in the group's line, a
 `CallQueue` whose slot says whether any member is up.
 
-Threads: the first attempt is made on the caller's thread; what comes after a failed one, on the sender's, because it
-gives arguments to Ray. No lock is held while a function of the user runs (balancer, is_failure, callbacks).
+Threads: the first attempt is made on the caller's thread. Attempts after a failed one are made on the sender's, because
+they give arguments to Ray. No lock is held while a function of the user runs (balancer, is_failure, callbacks).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from actorsub.group_options import GroupOptions
 from actorsub.members import HELD, Members
 from actorsub.retry_budget import RetryBudget
 
-#: Before the k-th resend of one call (k > 1) it waits up to RETRY_PAUSE_S * 2^(k - 2), at most MAX_RETRY_PAUSE_S.
+#: Before its k-th resend (k > 1) a call waits up to RETRY_PAUSE_S * 2^(k - 2), at most MAX_RETRY_PAUSE_S.
 RETRY_PAUSE_S = 0.025
 MAX_RETRY_PAUSE_S = 1.0
 
-#: Of methods with different options that a member keeps ready.
+#: How many methods with different options a member keeps ready.
 MAX_METHODS = 1000
 
 _APPLICATION = _core.OUTCOMES["application_error"]
@@ -54,7 +54,7 @@ def line_full(max_queued: int) -> QueueFullError:
 
 
 class MemberMethod:
-    """A method that all members have, with the options of calls through it, and what Ray's options make of it at each
+    """A method of the group: its name, the options of its calls, and the method object that this makes at each
     member."""
 
     __slots__ = ("_key", "_made", "_made_for", "name", "options", "ray_options")
@@ -63,9 +63,9 @@ class MemberMethod:
         self.name = name
         self.options = options
         self.ray_options = ray_options
-        # What a member's own method depends on, beside Ray's options.
+        # A member's own method depends on this, and on Ray's options.
         self._key = (name, options.policy.max_in_flight, options.policy.max_queued)
-        # With options of Ray: member -> its own method, for one membership.
+        # If there are options of Ray: member -> its own method, for one set of members.
         self._made: dict[_core.GroupMember, Any] = {}
         self._made_for: Any = None
 
@@ -86,7 +86,7 @@ class MemberMethod:
         return method
 
     def of_any(self, picker: _core.GroupPicker) -> Any:
-        """For what is the same at all members; None where there are none."""
+        """The method of some member, for what is the same at all of them; None if there are no members."""
         return self.of(picker.members[0], picker) if picker.members else None
 
     def _make(self, member: _core.GroupMember) -> Any:
@@ -101,10 +101,10 @@ class MemberMethod:
 
 
 class Judge:
-    """What the end of an attempt says about its member, and whether its call goes on; and the count of both.
+    """Decides what the end of an attempt says about its member, and whether its call goes on. Counts both.
 
-    `counts` and `failures` are changed by whoever ends something, without a lock: they are for people, and a count that
-    two threads change at one moment may come out one short.
+    Several threads change `counts` and `failures` without a lock. They are for people, and a count that two threads
+    change at one moment may come out one short.
     """
 
     def __init__(self, is_failure: Callable[[BaseException], bool] | None) -> None:
@@ -121,10 +121,10 @@ class Judge:
     def outcome(self, error: Any) -> int:
         """What the end of an attempt says about its member: one of _core.OUTCOMES."""
         if isinstance(error, ray.exceptions.RayTaskError):
-            # The method's own, also where its cause is the death of some other actor.
+            # The method's own error, also if its cause is the death of another actor.
             return _FAILURE if self._speaks_against(error) else _APPLICATION
         if isinstance(error, DeadlineExceededError):
-            # Also where it waited in the member's line: behind calls that do not end.
+            # Also if it waited in the member's line, since the calls before it did not end.
             return _FAILURE
         if isinstance(error, ray.exceptions.PendingCallsLimitExceeded):
             return UNSENT
@@ -136,7 +136,8 @@ class Judge:
         ask = self._is_failure
         if ask is None:
             return False
-        # Where it raises, the error counts as the method's own. What it returns may have a truth of its own.
+        # If it raises, the error counts as the method's own. `bool` is in the fence: a result's `__bool__` may raise,
+        # too.
         return bool(fenced("is_failure of a group", lambda: bool(ask(error)), failed=False))
 
     def lets_go_on(self, options: GroupOptions, error: BaseException, outcome: int, sent: int) -> bool:
@@ -154,7 +155,7 @@ class Judge:
 
     def follow(self, ref: Any, member: _core.GroupMember, started_ns: int, probe: int) -> None:
         """Has the outcome of `ref`, a plain one, judged when Ray has it."""
-        # With the ref among its arguments: Ray tells nothing about one that nobody has.
+        # The callback holds the ref: Ray does not report the outcome of a ref that was dropped.
         ended = functools.partial(_judge_outcome, weakref.ref(self), member, started_ns, probe, ref)
         _ray_compat.on_completed(ref, ended)
 
@@ -173,29 +174,29 @@ def _judge_outcome(
 class GroupCall(calls.Call):
     """A Call whose attempts are Calls of members.
 
-    Who may do something with it, at any moment: the thread that routes it; or, while an attempt is under way or it is
-    in the group's line, whoever ends that; or, between two attempts (`_between`), whoever comes first.
+    At any moment one party may act on it: the thread that routes it; or, while an attempt is under way or the call is
+    in the group's line, the thread that ends that; or, between two attempts (`_between`), the thread that comes first.
     """
 
-    # None once it has ended, all three.
+    # All three are None once it has ended.
     _members: Members | None
     _judge: Judge | None
     _method: MemberMethod | None
     _deadline_ns: int
     _current: calls.Call | None
-    # Not to be tried again for now; and those of them that it was sent to, which are better than nobody.
+    # Members not to be tried again for now. Those in `_sent_to` may be when no other member is up.
     _tried: set[_core.GroupMember]
     _sent_to: set[_core.GroupMember]
     _attempts: list[Attempt]
     _sent_attempts: int
     # What the last attempt ended with.
     _error: Any
-    # Who takes what is in there: the end of the call; the pause between two attempts.
+    # Tokens: the thread that takes the one in `_end` ends the call, the one in `_between` ends the pause.
     _end: list[bool]
     _between: list[bool]
     # Its user has asked to take it back: no further attempt.
     _is_unwanted: bool
-    #: Of its last pause between two attempts.
+    #: The number of its last pause between two attempts.
     _pause: int
 
     @classmethod
@@ -238,7 +239,7 @@ class GroupCall(calls.Call):
 
     @property
     def object_ref(self) -> Any:
-        """That of the present attempt; None until one was sent."""
+        """Ray's ObjectRef of the present attempt; None until one was sent."""
         current = self._current
         return None if current is None else current.object_ref
 
@@ -256,7 +257,7 @@ class GroupCall(calls.Call):
             return self.cancelled()
         self._refuse_in_child()
         self._is_unwanted = True
-        # Read before: an attempt that ends meanwhile finds that the call is unwanted.
+        # Read after the flag is set: an attempt that ends meanwhile finds that the call is unwanted.
         current = self._current
         if take(self._between):
             self._finish_unwanted()
@@ -310,11 +311,11 @@ class GroupCall(calls.Call):
             try:
                 plan = calls.plan_of(method.of(member, picker))
                 attempt: calls.Call = calls.new_call(calls.Call, plan, self._actorsub_args, self._actorsub_kwargs)
-                # Also of one that Ray has: it cannot have run where the member turns out never to have been up.
+                # A call that Ray has may also move: it cannot have run if its member turns out never to have been up.
                 again = options.retry == "always" and options.max_attempts > 1
                 again = again or (options.retry == "unsent" and not member.actor.was_up)
                 if again:
-                    # For the next attempt: what the caller does with its objects after this is not what it asked for.
+                    # Copied for the next attempt: it must not see what the caller does to its objects after this.
                     frozen.freeze(self)
                 admit = _admit_on_sender if on_sender else calls.admit
                 refusal = admit(attempt, self._deadline_ns)
@@ -326,7 +327,7 @@ class GroupCall(calls.Call):
                 raise
             if refusal is None:
                 if not again:
-                    # The attempt has them for as long as it has not been sent.
+                    # The attempt keeps them until it is sent.
                     self._actorsub_args = self._actorsub_kwargs = None
                 self._current = attempt
                 attempt.add_done_callback(functools.partial(self._attempt_ended, judge, member, started_ns, probe))
@@ -339,7 +340,7 @@ class GroupCall(calls.Call):
             judge.counts["moved"] += 1
 
     def _wait_or_fail(self, members: Members, method: MemberMethod, reason: str, turns: int) -> Any:
-        """Nobody could be picked."""
+        """No member could be picked. Returns None, an error or _TRY_AGAIN, as `_route` goes on."""
         policy = method.options.policy
         if self._sent_to and reason == "all_excluded":
             self._tried -= self._sent_to
@@ -351,7 +352,7 @@ class GroupCall(calls.Call):
             return QueueFullError(f"So has every other member of the group (max_queued={policy.max_queued}).")
         if policy.on_unavailable != "wait" or turns > 3:
             if isinstance(self._error, ray.exceptions.RayTaskError):
-                # There is nobody to ask for a better answer.
+                # No other member can give a better answer.
                 return self._error
             return self._no_replica(WHY_NOBODY[reason])
         if watcher.is_exiting():
@@ -363,7 +364,7 @@ class GroupCall(calls.Call):
         line = members.line
         verdict, release = line.admit(self, self._deadline_ns, 0, policy.max_queued, *HELD)
         if verdict == calls.SEND:
-            # Somebody is up after all.
+            # A member is up after all.
             line.complete(self._actorsub_ticket)
             return _TRY_AGAIN
         if verdict == calls.WAIT:
@@ -380,7 +381,8 @@ class GroupCall(calls.Call):
         return self._no_replica(ENDED)
 
     def _check_arguments(self, members: Members, method: MemberMethod) -> None:
-        """Wrong ones are the caller's mistake whatever the members do. Those that wait already were looked at."""
+        """Raises for wrong arguments, which are the caller's mistake whatever the members do. Frozen ones were
+        checked."""
         if isinstance(self._actorsub_args, tuple):
             any_of_them = method.of_any(members.picker)
             if any_of_them is not None:
@@ -400,7 +402,7 @@ class GroupCall(calls.Call):
         error = attempt._exception
         if error is None:
             if isinstance(attempt._result, ray.ObjectRefGenerator):
-                # It goes on at the member.
+                # The stream goes on at the member.
                 judge.follow(attempt._result.completed(), member, started_ns, probe)
             else:
                 member.end(SUCCESS, started_ns, probe)
@@ -419,10 +421,10 @@ class GroupCall(calls.Call):
             self._send_again(int(pause_s * 1e9))
             return
         if attempt._actorsub_args is not None:
-            # As they were when the call was made; they were frozen in the member's line.
+            # The attempt waited in the member's line, and has them frozen as they were when the call was made.
             self._actorsub_args, self._actorsub_kwargs = attempt._actorsub_args, attempt._actorsub_kwargs
         if calls.takes_back() or self._actorsub_args is None:
-            # shutdown() ends it; or its arguments were let go of when Ray had them.
+            # shutdown() ends it; or its arguments were dropped when Ray had them.
             self._finish(error, raised=True)
             return
         judge.counts["moved"] += 1
@@ -448,7 +450,7 @@ class GroupCall(calls.Call):
         """Has the sender route it, after a pause that ends no later than its deadline."""
         self._between.append(True)
         if self._is_unwanted:
-            # Else its user has seen that it is between two attempts, and finishes it.
+            # If `take` fails, the thread that cancels has seen `_between`, and finishes the call.
             if take(self._between):
                 self._finish_unwanted()
             return
@@ -458,7 +460,7 @@ class GroupCall(calls.Call):
             return
         self._pause = next(_pauses)
         _paused[self._pause] = self
-        # By number, so that a call which ends before its pause does keeps nothing until then.
+        # By number, so that a call which ends before its pause is not kept until then.
         _core.call_later(pause_ns, functools.partial(_resume, self._pause))
 
     def _route_between(self) -> None:
@@ -541,7 +543,7 @@ class GroupCall(calls.Call):
             self._cancel_future()
 
     def _forget(self) -> None:
-        # Who keeps the call keeps its outcome, but neither the arguments nor the members.
+        # The call keeps its outcome, but neither the arguments nor the members.
         self._actorsub_args = self._actorsub_kwargs = None
         self._members = self._judge = self._method = self._error = None
         _paused.pop(self._pause, None)
@@ -579,7 +581,7 @@ def _run_on_sender(function: Callable[[], None]) -> None:
 
 
 def take_back_paused() -> None:
-    """`actorsub.shutdown()` has stopped the threads that would go on with them."""
+    """Ends the calls between two attempts: `shutdown()` has stopped the threads that would go on with them."""
     for pause, call in list(_paused.items()):
         if _paused.pop(pause, None) is not None:
             call._finish(call._error, raised=True)

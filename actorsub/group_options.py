@@ -19,7 +19,7 @@ _CALL_OPTIONS = ("retry", "max_attempts", "key", *_POLICY_OPTIONS)
 
 @dataclasses.dataclass(frozen=True)
 class GroupOptions:
-    """How one call of a group is made: of the group, changed by `.options()` of a method."""
+    """How one call of a group is made: by the group's options, as `.options()` of a method has changed them."""
 
     policy: Policy
     retry: Retry
@@ -28,7 +28,7 @@ class GroupOptions:
     key: Any = None
 
     def deadline_ns(self) -> int:
-        """Of a call that is made now."""
+        """The deadline of a call that is made now."""
         timeout_s = self.policy.timeout_s
         return _core.NEVER_NS if timeout_s is None else _core.now_ns() + int(timeout_s * 1e9)
 
@@ -79,7 +79,7 @@ def check_max_attempts(value: Any) -> int:
 
 
 def _key_number(key: Any) -> int:
-    # Not hash(): every process has to come to the same member.
+    # Not hash(), whose value differs between processes: a key has to reach the same member from each.
     if isinstance(key, str):
         # Names of files may have surrogates.
         data = b"s" + key.encode(errors="surrogatepass")
@@ -88,7 +88,7 @@ def _key_number(key: Any) -> int:
     elif isinstance(key, int) and not isinstance(key, bool):
         data = b"i%x" % key
     else:
-        # Its type alone: keys are often about people.
+        # Names the type, not the value: keys are often about people.
         raise TypeError(f"key must be a str, bytes or int, got one of type {type(key).__name__}")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 

@@ -1,6 +1,6 @@
-"""`group.method.remote(...)`: `.remote()` of a member that can take it, with whatever that returns.
+"""`group.method.remote(...)`: calls `.remote()` on a member that can take the call, and returns what that returns.
 
-Nothing is resent once it was sent: what comes back is the member's own ref.
+A call that was sent is never resent: the result is the member's own ref.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def remote(members: Members, judge: Judge, method: MemberMethod, args: tuple[Any
 def _refuse(
     members: Members, judge: Judge, method: MemberMethod, error: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The end of a `.remote()` that nobody took: raised, or in the shape that its result would have had."""
+    """Ends a `.remote()` that no member took: raises, or returns failed refs in the shape of the result."""
     judge.count_failure(error)
     if method.options.policy.on_unavailable not in ("auto", "ref"):
         raise error
@@ -83,7 +83,7 @@ def _refuse(
     any_of_them = method.of_any(members.picker)
     if any_of_them is not None:
         return submit.refused(any_of_them, error, args, kwargs, make_ref)
-    # Nobody is left to be asked how many results the method has.
+    # There is no member from which to learn how many results the method has.
     count = method.ray_options.get("num_returns", 1)
     if count == "streaming":
         return _ray_compat.FailedGenerator(make_ref())
@@ -135,12 +135,12 @@ class _Turn(calls.Call):
         calls.deliver(self, error, failed=True)
 
     def taken_back(self) -> None:
-        # It asks for another turn, which starts the threads again.
+        # The thread then asks for another turn, which starts the threads again.
         calls.deliver(self, None)
 
 
 def _first_ref(result: Any) -> Any:
-    """A plain ref of whose outcome the member can be judged; None where there is none."""
+    """A plain ref whose outcome says something about the member; None if there is none."""
     if isinstance(result, ray.ObjectRefGenerator):
         return result.completed()
     if isinstance(result, list):

@@ -32,10 +32,10 @@ _PLAIN_OPTIONS = frozenset((bool, int, float, str, type(None)))
 
 
 def _key_of(options: dict[str, Any]) -> tuple[Any, ...] | None:
-    """What two equal sets of options have in common.
+    """A key that equal sets of options share.
 
-    None for those whose method is made anew each time: values that may change, and words for `num_returns`, some of
-    which Ray warns of.
+    None where the method has to be made anew each time: for values that may change, and for words as `num_returns`,
+    some of which Ray warns of.
     """
     for value in options.values():
         if type(value) not in _PLAIN_OPTIONS:
@@ -47,7 +47,7 @@ def _key_of(options: dict[str, Any]) -> tuple[Any, ...] | None:
 
 
 class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
-    """One method of a wrapped handle. `remote` is in the core; the rest is Ray's own method object, asked."""
+    """One method of a wrapped handle. `remote` is in the core; the rest is looked up in Ray's own method object."""
 
     def __init__(self) -> None:
         raise TypeError("method objects are made by handles: handle.method")
@@ -92,21 +92,24 @@ class ActorMethod(_core.MethodBase, ray.actor.ActorMethod):
         )
 
     def call(self, *args: Any, **kwargs: Any) -> calls.Call:
-        """The method as a request: with a deadline, a place in line, and one certain end. See Call and Policy.
+        """Calls the method as a request: with a deadline, a place in line, and exactly one end. See Call and Policy.
 
-        Never blocks on account of the actor. Arguments are taken as they are now, also where the call has to wait.
-        A streaming method's Call ends with the stream as soon as it was sent; its deadline is about the waiting, and it
-        keeps its place in the window until the stream ends.
+            >>> worker.infer.options(timeout_s=0.5).call(x).result()
+
+        Never waits for the actor. Arguments are taken as they are now, also if the call has to wait in line. The result
+        of a streaming method is the stream, as soon as the call was sent. Its deadline covers only the waiting, and it
+        counts for `max_in_flight` until the stream ends.
 
         Raises:
             TypeError: the arguments do not fit the method, or cannot be pickled.
             QueueFullError: too many calls wait already.
-            ActorUnavailableError, ActorDiedError: refused, where `on_unavailable` is "raise"; else the Call fails.
+            ActorUnavailableError, ActorDiedError, DeadlineExceededError: the call is refused and `on_unavailable` is
+                "raise". With the other values the Call fails.
         """
         return calls.submit_call(self, args, kwargs)
 
     def bind(self, *args: Any, **kwargs: Any) -> Any:
-        """Ray's `.bind`: a node of a DAG, which submits by itself and is not gated."""
+        """Ray's `.bind`: makes a node of a DAG. The DAG submits the call by itself; no policy applies to it."""
         inner = self._actorsub_inner
         return (inner.options(**self._actorsub_options) if self._actorsub_options else inner).bind(*args, **kwargs)
 
@@ -144,20 +147,25 @@ def _make_method(
 
 
 def _wish_of(policy: Policy, inner: Any, options: dict[str, Any] | None) -> str:
-    """What `.remote()` does while the actor is away; what "auto" means is settled here, once for each method object."""
+    """What `.remote()` does while the actor is away. Settles what "auto" means, once for each method object."""
     if policy.on_unavailable != "auto":
         return policy.on_unavailable
     return "ray" if _ray_compat.resends(inner, options) else "ref"
 
 
 class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
-    """A handle to an actor, in place of Ray's: everything a plain one does, and refusals as its policy says.
+    """A handle to an actor, in place of Ray's. It does all that a plain one does, and refuses calls as its policy says.
 
         >>> ref = worker.infer.remote(x)               # as with Ray
         >>> call = worker.infer.call(x)                # a request with a deadline, that can be cancelled
 
-    Made by `wrap`, `remote` and `get_actor`. Equal to the plain handle, with the same hash. Ray's own handle is inside
-    and keeps the actor alive; this object adds nothing to the actor's reference count.
+    `wrap`, `remote` and `get_actor` make it. It is equal to the plain handle and has the same hash. It holds Ray's own
+    handle, which keeps the actor alive, and adds nothing to the actor's reference count. Its attributes are the methods
+    of the actor; an unknown name raises Ray's AttributeError.
+
+    `method.options(...)` takes Ray's options and those of Policy, for the calls made through it. Errors:
+    `method.remote(...)` raises ActorUnavailableError, ActorDiedError or DeadlineExceededError where its Policy says
+    "raise" or "wait". `method.call(...)` returns a Call, or raises as its own help says.
     """
 
     def __init__(self) -> None:
@@ -171,7 +179,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         value = getattr(inner, name)
         if isinstance(value, ray.actor.ActorMethod):
             value = _make_method(self._actorsub_actor, inner, name, value, None, self._actorsub_policy)
-            # Kept, so that the next access is a plain attribute: no cycle, since a method knows Ray's handle only.
+            # Kept, so that the next access is a plain attribute. No cycle: a method knows only Ray's handle.
             self.__dict__[name] = value
         return value
 
@@ -180,7 +188,7 @@ class ActorHandle(_core.HandleBase, ray.actor.ActorHandle):
         pass
 
     def _serialization_helper(self) -> tuple[Any, Any, bool]:
-        # Ray asks this for a handle that is itself the value: see _core.Traveller.
+        # Ray calls this when the handle itself is the value to be pickled: see _core.Traveller.
         serialized, handle_ref, weak_ref = _serialize(self)
         return _core.Traveller((serialized, weak_ref, self._actorsub_policy.changes)), handle_ref, weak_ref
 
@@ -286,6 +294,7 @@ def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
     Raises:
         TypeError: `handle` is not a Ray actor handle, or belongs to Ray Client; or an option is unknown.
         ValueError: an option has a value that it does not take.
+        RuntimeError: this process is connected by Ray Client, or is a fork that has its parent's connection.
     """
     check_names(options)
     if isinstance(handle, ActorHandle):
@@ -295,7 +304,7 @@ def wrap(handle: Any, **options: Unpack[PolicyOptions]) -> ActorHandle:
 
 
 def get_actor(name: str, namespace: str | None = None, **options: Unpack[PolicyOptions]) -> ActorHandle:
-    """`ray.get_actor`, wrapped.
+    """Looks up a named actor, as `ray.get_actor` does, and returns a wrapped handle.
 
         >>> worker = actorsub.get_actor("worker-1", namespace="models", on_unavailable="raise")
 
@@ -304,8 +313,9 @@ def get_actor(name: str, namespace: str | None = None, **options: Unpack[PolicyO
         **options: see Policy.
 
     Raises:
-        ValueError: no such actor (Ray's), or an option has a value that it does not take.
+        ValueError: there is no such actor (raised by Ray), or an option has a value that it does not take.
         TypeError: an option is unknown.
+        RuntimeError: this process is connected by Ray Client, or is a fork that has its parent's connection.
     """
     policy = DEFAULT_POLICY.replace(**options)
     _refuse_unusable_connection()
@@ -340,7 +350,7 @@ def _note_groups(actor_class: Any, handle: ActorHandle) -> ActorHandle:
 
 
 def _class_options(self: Any, **options: Any) -> _ActorClassOptions:
-    """Ray's options for an actor and ours (see Policy), together; overrides those of the class.
+    """Takes Ray's options for an actor and those of Policy together. They override those of the class.
 
     Raises TypeError or ValueError for an option that is unknown or has a value that it does not take.
     """
@@ -371,12 +381,13 @@ def remote(*args: Any, **options: Any) -> Any:
         >>> worker = Worker.options(name="worker-1", timeout_s=1.0).remote()
 
     Use it bare (`@actorsub.remote`), with options (`@actorsub.remote(max_restarts=-1, on_unavailable="raise")`), or as
-    a function (`actorsub.remote(Worker)`). Takes Ray's options for actors and those of Policy together; so does
+    a function (`actorsub.remote(Worker)`). It takes Ray's options for actors and those of Policy together, and so does
     `Worker.options(...)`.
 
     Raises:
-        TypeError: given anything but a class (plain functions stay with `ray.remote`), or an unknown option of ours.
-        ValueError: an option has a value that it does not take (ours), or is unknown to Ray (Ray's).
+        TypeError: it was given anything but a class (use `ray.remote` for functions), or an option whose name is close
+            to one of Policy, or a value of a wrong type.
+        ValueError: a value is out of range, or Ray does not know the option.
     """
     if len(args) == 1 and not options:
         return _make_actor_class(args[0], {})
@@ -385,7 +396,7 @@ def remote(*args: Any, **options: Any) -> Any:
             "actorsub.remote is used bare on a class, or with keyword options only: "
             "@actorsub.remote(max_restarts=-1, on_unavailable='raise')"
         )
-    # Now rather than when the class is there: the mistake is on this line.
+    # Checked now rather than when the class is there: the mistake is on this line.
     DEFAULT_POLICY.replace(**split_options(options)[0])
     return functools.partial(_make_actor_class, options=options)
 
@@ -427,29 +438,41 @@ def _check_handle(handle: Any) -> ActorHandle:
 
 
 def policy(handle: ActorHandle) -> Policy:
-    """The Policy of a wrapped handle. Raises TypeError for anything else.
+    """The Policy of a wrapped handle.
 
-    >>> actorsub.policy(worker).on_unavailable
-    'auto'
+        >>> actorsub.policy(worker).on_unavailable
+        'auto'
+
+    Raises TypeError for anything but a wrapped handle.
     """
     found: Policy = _check_handle(handle)._actorsub_policy
     return found
 
 
 def stats(handle: ActorHandle) -> dict[str, Any]:
-    """What happened at this actor's gate in this process, over all its handles; no RPC.
+    """Counts what happened to the calls to this actor in this process, over all its handles; no RPC.
 
-        >>> actorsub.stats(worker)["refused"]["unavailable"]
+        >>> actorsub.stats(worker)["refused"]["restarting"]
         0
 
-    Returns a new dict: `actor_id` (hex), `state` (ActorState), `evidence`, `incarnation` (or None), `submitted` (calls
-    given to Ray), `waited` (those of them that were held back first), `refused` (by reason), `entered` (how often each
-    state was entered), `stale_reports` (evidence that was older than what was known), `failed_early` (waits for calls
-    in flight that were ended here), `late_replies` (outcomes that arrived after that), `watched` (True while its
-    process or connection is watched), `calls` (what became of the `.call()`s: `waiting` and `in_flight` now; `sent`,
-    `completed`, `failed` by class of the error, `expired_here` and `expired_there`, `cancelled`, `lost`,
-    `late_replies`, `refused_full`), and `sentinel`: counters of this whole process, see csrc/sentinel.h
-    (SentinelCounters), among them `false_alarms` (declared unreachable, then answered in the same incarnation).
+    Returns a new dict:
+        actor_id: hex.
+        state, evidence, incarnation: an ActorState, and the fields of an error (see ActorUnavailableError).
+        submitted: calls given to Ray.
+        waited: those of them that were held back first.
+        refused: by reason: "restarting", "unreachable", "dead", "pending", "deadline", "event_loop" ("wait" on a thread
+            that must not block).
+        entered: how often each state was entered.
+        stale_reports: evidence that was older than what was known.
+        failed_early: waits for refs in flight that were ended here, before Ray ended them.
+        late_replies: outcomes that arrived after that.
+        watched: True while the actor's process or connection is watched.
+        calls: what became of the `.call()`s: `waiting` and `in_flight` now; `sent`, `completed`, `failed` (by class of
+            the error), `expired_here` and `expired_there` (deadline passed before and after sending), `cancelled`,
+            `lost`, `late_replies`, `refused_full`.
+        sentinel: counters of the thread that watches processes and connections, for this whole process. They are named
+            in csrc/sentinel.h (SentinelCounters). `false_alarms`: an actor was declared unreachable, then answered in
+            the same incarnation.
 
     Raises TypeError for anything but a wrapped handle.
     """
@@ -470,23 +493,25 @@ def stats(handle: ActorHandle) -> dict[str, Any]:
 
 
 def on_state_change(handle: ActorHandle, fn: listeners.Listener) -> Callable[[], None]:
-    """Has `fn(actor_id, old, new, evidence)` called whenever the state of the handle's actor changes.
+    """Calls `fn(actor_id, old, new, evidence)` whenever the state of the handle's actor changes.
 
         >>> cancel = actorsub.on_state_change(worker, lambda *change: print(*change))
         >>> cancel()
 
     Args:
-        handle: a wrapped handle; the registration lasts as long as some wrapped handle of the actor in this process.
+        handle: a wrapped handle. The registration lasts as long as any wrapped handle of the actor in this process.
         fn: called on a background thread of this library, one call after the other, so it must not block. `actor_id`
-            is hex; `old` and `new` are ActorStates; `evidence` as in the errors, None also for a state that came and
-            went while nobody was told (during `shutdown()`). It is told the present state first,
-            with ActorState.UNKNOWN as `old`, unless nothing is known yet. An exception in it is logged.
+            is hex, `old` and `new` are ActorStates, and `evidence` is as in the errors. `evidence` is None also for a
+            state that came and went while `fn` could not be called (during `shutdown()`). The first call says the
+            present state, with ActorState.UNKNOWN as `old`; while nothing is known there is none. An exception in `fn`
+            is logged.
 
     Returns:
         A function without arguments that ends the registration.
 
     Raises:
         TypeError: `handle` is not a wrapped handle, or `fn` cannot be called.
+        RuntimeError: the background thread cannot be started.
     """
     actor = _check_handle(handle)._actorsub_actor
     if not callable(fn):

@@ -1,9 +1,9 @@
 """The life of this library in a process: what is done when it is imported, stopped, forked and ended, in which order,
 and why in that order.
 
-This module is above all others: it imports them, fits them together and calls into them; none of them imports it. What
-a lower module needs of a higher one it states as a protocol (`watcher.Calls`, `Refs`, `Supply`), or as a function that
-it is given (`bind_...`); everything that is given is given in `_fit_together`, where mypy compares the two.
+This module is above all others: it imports them, fits them together and calls into them; none of them imports it. A
+lower module states what it needs of a higher one as a protocol (`watcher.Calls`, `Refs`, `Supply`), or takes a function
+(`bind_...`). `_fit_together` hands in all of these, and there mypy compares the two sides.
 
 The threads are not started at import. `watcher.ensure` starts them at the first use of a handle, and again at the next
 one after a `shutdown()`, a fork or an unexpected end.
@@ -67,11 +67,11 @@ def _take(steps: Sequence[Step], when: str) -> None:
 def shutdown() -> None:
     """Stops the background threads. Idempotent; the next use of a handle starts them again.
 
-    Handles stay valid. Callers that wait for an actor go on waiting: they are woken, and start the threads again.
-    `Call`s that wait in line end with ActorUnavailableError; those in flight end when Ray says so, and their deadlines
-    are kept again once the threads run again.
-
         >>> actorsub.shutdown()
+
+    Handles stay valid. Callers that wait for an actor are woken, start the threads again and go on waiting. `Call`s
+    that wait in line end with ActorUnavailableError, and those that wait for any member of a group with NoReplicaError.
+    `Call`s in flight end when Ray says so; their deadlines are kept again once the threads run again.
     """
     if watcher.stop():
         with calls.taking_back():

@@ -21,7 +21,7 @@ class Registration:
     """One function of on_state_change."""
 
     def __init__(self, actor: _core.Actor, fn: Listener) -> None:
-        # Weak: the actor has the registration, and nothing in the background keeps an actor's record alive.
+        # Weak: the actor holds the registration, and nothing in the background may keep an actor's record alive.
         self._actor = weakref.ref(actor)
         self._fn = fn
         self.greeted = False
@@ -43,11 +43,12 @@ def tell(actor: _core.Actor) -> None:
     changes.sort(key=lambda change: (change[0] - told) & 0xFFFF)
     for version, old, new, evidence in changes:
         if (version - actor.told_version) & 0xFFFF > 0x7FFF:
-            # Later ones were told already; the listeners know where those led.
+            # The listeners were told later changes already.
             continue
         actor.told_version = version
-        # What was dropped in between (with a watch that was replaced, or the sentinel) is summed up in the next step,
-        # unless that led back to where the listeners are: who went by the states meanwhile has to hear of the return.
+        # Changes in between may have been dropped (with a watch that was replaced, or with the sentinel). They are
+        # summed up in the next step. If they led back to the state that the listeners know, they are told the way there
+        # and back: code that asked for the state meanwhile has to hear of the return.
         before = old if actor.told_state is None else actor.told_state
         steps = [(before, new, evidence)] if before is not new else [(before, old, None), (old, new, evidence)]
         actor.told_state = new
@@ -58,7 +59,7 @@ def tell(actor: _core.Actor) -> None:
     for registration in list(actor.listeners):
         if not registration.greeted:
             registration.greeted = True
-            # What happened before it was there is summed up in the first change that it is told.
+            # The first change that it is told sums up what happened before it was registered.
             if actor.told_state is None:
                 actor.told_state = actor.state
             if actor.told_state is not ActorState.UNKNOWN:

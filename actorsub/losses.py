@@ -1,4 +1,4 @@
-"""When the calls of a lost incarnation are failed: at once, but for a grace in which their outcome may still arrive."""
+"""When the calls of a lost incarnation are failed: after a short grace, in which their outcomes may still arrive."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 from actorsub import _core
 
-#: After an incarnation was lost: time for replies that were on their way before its calls are failed.
+#: How long replies may still arrive after an incarnation was lost, before its calls are failed.
 GRACE_S = 0.001
-#: The same where the actor will not come back: Ray's own error, with its cause, is on its way.
+#: The same if the actor will not come back: Ray's own error, with its cause, is on its way.
 DEATH_GRACE_S = 0.100
-#: And where its process was killed and is not gone yet: Ray hears of it only when its memory has been freed.
+#: The same if its process was killed and is not gone yet: Ray hears of the death only when its memory has been freed.
 EXIT_LIMIT_S = 2.0
 
 _NEVER = math.inf
@@ -24,10 +24,11 @@ class LossWatch:
 
     It is in one of three states:
 
-    - *idle*: nobody waits for what was lost. `_due_s` is 0.
+    - *idle*: nobody waits for a lost call. `_due_s` is 0.
     - *grace*: replies that were on their way may arrive until `_due_s`; then the calls are failed.
     - *exiting*: the actor will not come back, its process was killed, and is perhaps not gone yet. Ray's own error,
-      with its cause, comes when it is. Grace begins anew until then, at most until `_exit_limit_s`; else that is 0.
+      with its cause, comes when it is. Grace begins anew until then, at most until `_exit_limit_s`, which is 0 in the
+      other states.
     """
 
     __slots__ = ("_due_s", "_exit_limit_s", "_grace_over_s", "_seen")
@@ -36,7 +37,7 @@ class LossWatch:
         # How many losses of the actor were seen here.
         self._seen = 0
         self._due_s = 0.0
-        # The end of the grace of the last loss, also for whoever asks later.
+        # The end of the grace of the last loss, also for those who begin to wait later.
         self._grace_over_s = 0.0
         self._exit_limit_s = 0.0
 
@@ -61,7 +62,7 @@ class LossWatch:
             return False, self._due_s
         if self._exit_limit_s:
             if now_s >= self._exit_limit_s or not _is_running(actor.process_id):
-                # The last time: nobody knows when it was gone.
+                # One last grace, since it is not known when exactly the process was gone.
                 self._exit_limit_s = 0.0
             self._due_s = now_s + DEATH_GRACE_S
             return False, self._due_s
@@ -76,7 +77,7 @@ class LossWatch:
 
 
 def _is_running(pid: int) -> bool:
-    """False also where it cannot be told."""
+    """Whether a process runs; False also if that cannot be found out."""
     try:
         fd = os.pidfd_open(pid)
     except OSError:

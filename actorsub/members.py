@@ -1,15 +1,15 @@
-"""Who is in a group: its members, which of them a call is given to, and the replacement of those that died.
+"""The members of a group: which of them takes a call, and the replacement of those that died.
 
 Which member takes a call, and which are left out for a while, is decided in C++ (csrc/balancer.h). The members are a
 fixed list inside a picker; a change of membership makes the next picker. So a call that is on its way reads one list,
 and takes no lock.
 
-Threads: members are added and removed on any thread, also in the middle of it by a signal handler. Changes of state
-come on the watcher's thread. A factory runs on a thread of its own. No lock is held while a function of the user runs
-(balancer, factory).
+Threads: members are added and removed on any thread; a signal handler may do so in the middle of another change.
+Changes of state come on the watcher's thread. A factory runs on a thread of its own. No lock is held while a function
+of the user runs (balancer, factory).
 
-Lifetime: `Members` refers to its members, and nothing that lives on refers to it but the group and the group's calls
-that are under way. So it goes with the last of these, and the members' actors with it.
+Lifetime: only the group and its calls under way hold a `Members`, which holds the members. So it goes with the last of
+these, and the members' actors with it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from actorsub.policy import shown
 
 logger = logging.getLogger("actorsub")
 
-#: Pause before the factory is asked again, doubled each time, after it raised or its actor died before it was up.
+#: Pause before the factory is asked again, after it raised or its actor died too soon. Doubled each time.
 FACTORY_PAUSE_S = 1.0
 MAX_FACTORY_PAUSE_S = 30.0
 #: How often in a row that may happen to the replacement of one member; then the group stays smaller.
 MAX_FACTORY_FAILURES = 10
-#: For how long an actor of the factory has to be up before its death is one like any other's.
+#: How long an actor of the factory has to be up before its death no longer counts as a failure of the factory.
 FACTORY_TRIAL_S = 2.0
-#: How long a disconnect waits for factories that are at work: inside Ray, which must not be taken down meanwhile.
+#: How long a disconnect waits for factories that are at work. They may be inside Ray, which must not end meanwhile.
 FACTORY_EXIT_S = 5.0
 
-#: How a call that waits for any member passes the group's line: held for as long as that is closed.
+#: The rules of a call in the group's line: it is held for as long as the line is closed.
 HELD = (_core.AWAY_RULES["wait"], _core.PENDING_RULES["submit"])
 
 #: When more than this share of the members that are up is left out by soft evidence, that evidence is ignored.
@@ -50,16 +50,23 @@ PANIC_SHARE = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class MemberState:
-    """One member of a group, as it was at one moment."""
+    """One member of a group, as it was at one moment.
+
+    Attributes:
+        handle: its wrapped handle.
+        state: its ActorState.
+        health: "healthy"; "ejected": left out for a while, for its failures; "probing": one call decides whether it
+            returns.
+        in_flight: calls of this group, in this process, that it has now.
+        failures_in_a_row: deadlines missed, and failures by `is_failure`, since its last answer.
+        started: calls that it was given so far.
+    """
 
     handle: handle.ActorHandle
     state: ActorState
-    #: "healthy"; "ejected": left out for a time, by soft evidence; "probing": one call decides whether it returns.
     health: str
-    #: Calls of this group, in this process, that it has now.
     in_flight: int
     failures_in_a_row: int
-    #: Calls that it was given so far.
     started: int
 
 
@@ -99,11 +106,11 @@ class Members:
         self._factory = factory
         self._health = health
         self._bounded_load = bounded_load
-        # Where more may be left out than makes a panic, it would be panic all the time.
+        # If more members may be left out than makes a panic, there would be panic all the time.
         self._panic_share = max(PANIC_SHARE, max_ejected_share)
-        # A picker that was the present one once; see `picker` and `_change`.
+        # A picker that is, or once was, the present one; see `picker` and `_change`.
         self._known_picker = self._make_picker([])
-        # Of the members: the connection to Ray that their handles belong to.
+        # The connection to Ray that the members' handles belong to.
         self._session: Any = _ray_compat.session_token()
         self._forks = _forks
         self.line: _core.CallQueue
@@ -147,7 +154,7 @@ class Members:
             self._open_line()
         made = [_core.GroupMember(self._health, one._actorsub_actor, one) for one in wrapped]
         for member in made:
-            # Before it is a member: whoever takes it out again takes that along.
+            # Set before it is a member, so that a thread which takes it out again finds its tenure.
             self._tenures[member] = _Tenure(factory_failures)
 
         def with_made(members: list[_core.GroupMember]) -> list[_core.GroupMember]:
@@ -180,7 +187,7 @@ class Members:
         self._open_or_close()
 
     def remove(self, actor_handle: Any) -> bool:
-        """False where it is no member."""
+        """False if it is no member."""
         for member in self.picker.members:
             if member.handle == actor_handle:
                 return self._take_out(member) is not None
@@ -188,7 +195,7 @@ class Members:
 
     @property
     def picker(self) -> _core.GroupPicker:
-        """That of the present members. Each knows the one that took its place."""
+        """The picker of the present members. Each old picker knows the one that replaced it."""
         picker = self._known_picker
         while picker.next:
             picker = picker.next[0]
@@ -210,13 +217,13 @@ class Members:
             kind,
             panic_share=self._panic_share,
             bounded_load=self._bounded_load,
-            # One that refuses until it is up is one that is away.
+            # With on_pending="fail" a member that was never up counts as away.
             use_pending=all(member.handle._actorsub_policy.on_pending != "fail" for member in members),
             seed=random.getrandbits(64),
         )
 
     def _take_out(self, member: _core.GroupMember) -> _Tenure | None:
-        """What it was in the group; None when it is no member."""
+        """Takes a member out. Returns its tenure; None when it is no member."""
         tenure = self._tenures.pop(member, None)
         if tenure is None:
             return None
@@ -279,16 +286,16 @@ class Members:
         calls.add_line(self.line)
 
     def _open_or_close(self) -> None:
-        """Says to the group's line whether any member is up, and has it looked through."""
+        """Tells the group's line whether any member is up, and has its calls reviewed."""
         self.set_open()
         calls.review_queue(self.line)
 
     def set_open(self) -> None:
-        """Says to the group's line whether any member is up."""
+        """Tells the group's line whether any member is up."""
         while True:
             is_open = self.picker.able() > 0
             self.line.set_open(is_open)
-            # Another thread may have seen a member come, and said so, in between; nobody would say it again.
+            # In between another thread may have seen a member come and told the line. That must not be overwritten.
             if is_open == (self.picker.able() > 0):
                 return
 
@@ -312,7 +319,7 @@ class Members:
             return picker.pick(key or 0, tried)
         member, probe = picker.pick(0, tried)
         if member is None or probe or member.actor.state is not ActorState.ALIVE:
-            # Nobody; a member that is to be tried again, which is not a matter of choice; or nobody was up yet.
+            # There is nobody; or it is a probe, which is no matter of choice; or no member was up yet.
             return member, probe
         up = [one for one in picker.members if one.actor.state is ActorState.ALIVE]
         healthy = [one for one in up if one.health == "healthy"]
@@ -340,7 +347,7 @@ class _Tenure:
         self.cancel: Callable[[], None] = _nothing
 
     def failures_of_next(self) -> int:
-        """After its death: as how many failures of the factory it counts, those before it included."""
+        """How many failures in a row the factory has after this member's death, those before it included."""
         if self.factory_failures is None:
             return 0
         if self.up_s is not None and time.monotonic() - self.up_s >= FACTORY_TRIAL_S:
@@ -366,9 +373,9 @@ def _tell(
 
 
 def _look_up(members: list[_core.GroupMember]) -> None:
-    """Has the actor table asked about those of which nothing is known, and waits for it, a few milliseconds.
+    """Looks up in the actor table the members of which nothing is known, and waits for that, a few milliseconds.
 
-    Else the first calls would all go to the member that happened to be looked up first, whatever the balancer.
+    Otherwise the first calls would all go to the member that happened to be looked up first, whatever the balancer.
     """
     unknown = [one for one in members if one.actor.state is ActorState.UNKNOWN]
     end_s = time.monotonic() + watcher.FIRST_READ_LIMIT_S
@@ -437,7 +444,7 @@ def close_all() -> None:
 
 
 def take_back_waiting() -> None:
-    """`actorsub.shutdown()` has stopped the threads that would go on with them."""
+    """Ends the calls in the groups' lines: `shutdown()` has stopped the threads that would go on with them."""
     for members in of_all_groups():
         for ticket, call in list(members.line.calls.items()):
             if members.line.cancel(ticket)[0]:

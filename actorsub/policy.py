@@ -65,10 +65,10 @@ def _count(name: str, value: Any, at_least: int, otherwise: str = "") -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """The options of actorsub, immutable. `replace` makes a changed copy.
+    """The options of actorsub. Immutable; `replace` makes a changed copy.
 
-    Set at creation (`@actorsub.remote`, `Class.options`), at `wrap` and `get_actor`, or for one call
-    (`handle.method.options`). The nearest wins, option by option.
+    They are set at creation (`@actorsub.remote`, `Class.options`), at `wrap` and `get_actor`, or for one call
+    (`handle.method.options`). Each option is taken from the nearest place where it is set.
 
         >>> worker = actorsub.wrap(plain, on_unavailable="raise", silence_timeout_s=1.0)
         >>> worker.infer.options(timeout_s=0.5).call(x).result()
@@ -76,27 +76,28 @@ class Policy:
     Args:
         on_unavailable: what a call does while the actor is restarting or unreachable, and when it is dead.
             "ref": `.remote()` returns an ObjectRef that has already failed, since Ray users expect errors from `get`; a
-            dead actor is left to Ray. `.call()` returns a failed Call.
+            call to a dead actor is left to Ray. `.call()` returns a failed Call.
             "raise": both raise at once.
-            "wait": `.remote()` blocks the calling thread until the actor is up or `timeout_s` has passed; `.call()`
-            holds the Call in line and blocks nobody.
+            "wait": `.remote()` blocks the calling thread until the actor is up or `timeout_s` has passed. `.call()`
+            holds the Call in line and blocks nobody. If the actor is dead, `.remote()` raises, and the Call fails.
             "auto": as "ref", but a `.remote()` that Ray would resend (`max_task_retries` of the call, the method or the
             actor) goes to Ray whatever the actor's state is, as through a plain handle. The other three are for all
             calls.
         timeout_s: the deadline of a `.call()` in seconds, waiting and execution together; for `.remote()` the limit of
-            a "wait". None: no deadline.
-        max_in_flight: how many `.call()`s of this process may be at the actor at one time; the others wait in line.
-            None: any number.
+            a "wait". Over 0. None: no deadline.
+        max_in_flight: how many `.call()`s of this process may be at the actor at one time, from 1; the others wait in
+            line. None: any number.
         max_queued: how many `.call()`s may wait in line; one more is refused with QueueFullError. 0: none.
-        on_pending: what a call does with an actor that was never up yet. "submit": Ray queues the call, as Ray does.
-            "fail": the actor counts as unavailable, so `on_unavailable` decides. "wait": as "wait" above.
+        on_pending: what a call does while the actor was never up yet. "submit": Ray queues the call, as Ray does.
+            "fail": the call is refused. `on_unavailable` decides how; under "wait" `.remote()` raises, and `.call()`
+            returns a failed Call. "wait": as "wait" above.
         detect: "auto" watches the actor's process and its RPC port. "ray" opens no sockets and trusts Ray's own state
-            alone.
-        silence_timeout_s: how many seconds a peer may be silent before new calls are refused; from 0.2. It is cheap and
-            reversible, so it is short.
-        silence_in_flight_s: how many seconds a peer may be silent before the calls that run there fail; None: for ever.
-            It is not reversible for the caller, so it is longer. Where several handles of one actor differ, the
-            shortest counts.
+            alone. If handles of one actor differ, "auto" counts.
+        silence_timeout_s: how many seconds a peer may be silent before new calls are refused; from 0.2. A refusal is
+            cheap and ends when the peer answers, so the default is short.
+        silence_in_flight_s: how many seconds a peer may be silent before the calls that run there fail; at least
+            `silence_timeout_s`. None: for ever. The failure of a call is final, so the default is longer. If handles
+            of one actor differ, the shortest counts, here and for `silence_timeout_s`.
 
     Raises TypeError or ValueError for a value that an option does not take, naming the option and what it takes.
     """
@@ -129,7 +130,10 @@ class Policy:
             )
 
     def replace(self, **options: Any) -> Policy:
-        """A copy with these options changed. Raises TypeError for a name that is not an option."""
+        """A copy with these options changed.
+
+        Raises TypeError for a name that is not an option; TypeError or ValueError for a value that one does not take.
+        """
         if not options:
             return self
         check_names(options)
@@ -137,8 +141,9 @@ class Policy:
 
     @functools.cached_property
     def changes(self) -> dict[str, Any]:
-        """What differs from the defaults: `Policy().replace(**policy.changes) == policy`. What travels with a handle,
-        because pickling an object of a class takes several times as long. Not to be written to."""
+        """What differs from the defaults: `Policy().replace(**policy.changes) == policy`. Not to be written to.
+
+        A handle is pickled with this dict, because pickling an object of a class takes several times as long."""
         return {name: getattr(self, name) for name in OPTION_NAMES if getattr(self, name) != _DEFAULTS[name]}
 
 

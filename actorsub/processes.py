@@ -1,8 +1,8 @@
 """Which process of this machine an actor is.
 
-A process number alone proves nothing: it is counted anew in each pid namespace (containers, also those that share the
-host's address), and given again when its process has ended. The proof is the socket at the address in the actor's row
-of the table: the process with that number holds the one that listens there.
+A process number alone proves nothing. Each pid namespace counts anew (containers do, also those that share the host's
+address), and a number is given again when its process has ended. The proof is a socket: the process with that number
+must hold the one that listens at the address in the actor's row of the table.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import struct
 #: A worker has its server among its first thirty descriptors, and looking at one takes 3 us.
 MOST_DESCRIPTORS = 4096
 
-# What of sock_diag(7) is used: who listens at one address. The kernel looks that up; /proc/net/tcp would have it walk
-# all connections of the host, which takes up to 10 ms.
+# sock_diag(7) is asked which socket listens at one address. The kernel looks that up directly; for /proc/net/tcp it
+# would walk all connections of the host, which takes up to 10 ms.
 _NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY = 20
 _NLM_F_REQUEST = 1
@@ -38,8 +38,9 @@ _likely = 0
 def proven_start(pid: int, ip: str, port: int) -> int:
     """When process `pid` began, in clock ticks since boot, if it listens at that address; 0 where that is not proven.
 
-    The number means a process only together with that time: whoever opens the process later compares it afterwards.
-    Not proven is also what is closed to us: another user's process, another namespace's, a kernel without sock_diag.
+    The number means a process only together with that time, so the code that opens the process later compares it.
+    Nothing is proven either if we may not look: at another user's process, at another namespace's, or on a kernel
+    without sock_diag.
     """
     try:
         # Where the /proc of another namespace is mounted, its numbers are not ours.

@@ -37,11 +37,11 @@ class _Hub:
     def __init__(self, ref: ray.ObjectRef) -> None:
         # Keeps the ref alive until its outcome is there, as Ray's futures do.
         self.ref = ref
-        # Whoever takes a party out of here tells it, or knows that it is not to be told.
+        # The thread that takes a party out of here tells it, or knows that it need not be told.
         self.parties: dict[Party, None] = {}
-        # Ray has the callback. Who comes in the middle of the asking, in a signal handler say, asks once more.
+        # Ray has the callback. A party that comes while Ray is being asked, in a signal handler say, asks once more.
         self.is_asked = False
-        # Its parties are being told, or were: nobody may be sure to be told who comes now.
+        # Its parties are being told, or were told. A party that comes now may be passed over.
         self.is_over = False
 
     def arrived(self, value: Any) -> None:
@@ -114,14 +114,14 @@ class Party:
             hub.is_asked = True
 
     def stop(self) -> None:
-        """Nobody waits any more; what arrives later is nobody's."""
+        """Ends the wait. An outcome that arrives later is dropped."""
         actor = self.actor
         if actor is not None:
             actor.parties.pop(self, None)
         self._leave()
 
     def _leave(self) -> None:
-        """Has Ray, which calls nobody back, forget it."""
+        """Leaves the hub, so that Ray's callback does not come here."""
         hub = _hubs.get(self.ref.binary())
         if hub is not None:
             hub.parties.pop(self, None)
@@ -148,8 +148,8 @@ class Party:
             self.deliver(errors.as_value_of_a_call(value))
 
     def deliver(self, value: Any) -> None:
-        """Ends the wait with a value, or with an error where `value` is a RayError: as Ray does, that is also one which
-        the method returned. On any thread."""
+        """Ends the wait with a value, or with an error if `value` is a RayError. As with Ray, that includes an error
+        which the method returned. On any thread."""
         raise NotImplementedError
 
 
@@ -197,10 +197,11 @@ class _FutureParty(Party):
 
 
 class _CountedParty(Party):
-    """One of several that a blocked thread waits for.
+    """One of several refs that a blocked thread waits for.
 
-    Where Ray can, it says only that the value is there, and the thread that waits unpickles it: Ray's own thread would
-    do so under a lock of Ray's that the waiting thread may hold, in a signal handler that has interrupted `ray.get`.
+    If this Ray can, it says only that the value is there, and the thread that waits unpickles it. Ray's own thread
+    would unpickle it under a lock of Ray's, which the waiting thread may hold: in a signal handler that has interrupted
+    `ray.get`.
     """
 
     __slots__ = ("_gathering", "_index", "_take_back")
@@ -235,15 +236,15 @@ class _CountedParty(Party):
         self._gathering.arrived(self._index, value)
 
 
-# Ray has them told when the value is there: the connection over which.
+# Parties that Ray tells when the value is there -> the connection to Ray.
 _told_ready: dict[_CountedParty, Any] = {}
 # Stands for a value that Ray has and nobody has unpickled yet.
 _THERE: Any = object()
 
 
 def end_future(future: Any, value: Any) -> None:
-    """Ends a future of asyncio or concurrent.futures, which must not have ended on another thread, as a wait for a ref
-    ends (Party.deliver)."""
+    """Ends a future of asyncio or concurrent.futures with `value`, as Party.deliver says. No other thread may end the
+    future."""
     if isinstance(value, ray.exceptions.RayError):
         fail_future(future, value)
     elif not future.done():
@@ -255,7 +256,7 @@ def fail_future(future: Any, value: BaseException) -> None:
     if future.done():
         return
     if isinstance(value, ray.exceptions.RayTaskError):
-        # Makes a class of the method's own one, whose code may have its say in that.
+        # Makes a subclass of the exception's class, which may run code of that class.
         error = fenced("the class of a method's exception", value.as_instanceof_cause, failed=value)
         # The interpreter reads a StopIteration that leaves an `await` as one of its own making, and crashes on Ray's.
         future.set_exception(value if isinstance(error, StopIteration) else error)
@@ -264,7 +265,8 @@ def fail_future(future: Any, value: BaseException) -> None:
 
 
 class ObjectRef(ray.ObjectRef):
-    """Ray's ObjectRef of a call through a wrapped handle. Everything a plain one does, equal to it, same hash.
+    """Ray's ObjectRef of a call through a wrapped handle. It does all that a plain one does, is equal to it and has the
+    same hash.
 
     `await`, `.future()`, `actorsub.get` and `actorsub.wait` end within milliseconds when the actor is lost. In another
     process it arrives as a plain one.
@@ -306,9 +308,9 @@ class ObjectRef(ray.ObjectRef):
 
 
 class ObjectRefGenerator(ray.ObjectRefGenerator):
-    """Ray's generator of a streaming call: when the actor is lost, one failed ref and the end, in time.
+    """Ray's generator of a streaming call, which ends early: when the actor is lost, it yields one failed ref and ends.
 
-    Items that arrived before are delivered first. Made from Ray's own by `early_result`.
+    Items that arrived before are delivered first. `early_result` makes it from Ray's own.
     """
 
     _actorsub_actor: _core.Actor
@@ -434,8 +436,8 @@ def block_by_looking(
 
 
 def _refuse_to_wait() -> NoReturn:
-    """A callback of Ray's for some call may wait for the lock that this thread holds; then it does so on the thread
-    that would have to receive what is waited for here."""
+    """A callback of Ray's for another call may wait for the lock that this thread holds. Then it blocks the thread that
+    would have to receive what is waited for here."""
     raise RuntimeError(
         "this cannot be waited for any longer in a signal handler (or __del__, or __setstate__) that has interrupted "
         "Ray while it unpickled a value: as long as other calls are awaited, Ray may deliver nothing before that is "
@@ -448,7 +450,7 @@ class _Gathering:
 
     Args:
         refs: whose outcomes.
-        fetch: whether `values` are to be the values, or only who is there: then they may be _THERE.
+        fetch: True: `values` are the values. False: it matters only which of them have arrived; they may be _THERE.
     """
 
     def __init__(self, refs: Sequence[ray.ObjectRef], *, fetch: bool) -> None:
@@ -531,17 +533,17 @@ class _Gathering:
 
 
 def _has_callbacks() -> bool:
-    """Whether Ray may be about to unpickle an outcome for anybody here."""
+    """Whether Ray may be about to unpickle an outcome for any wait of this process."""
     return bool(_hubs) or watcher.above.calls.has_in_flight()
 
 
-# The value was there, but did not come from where it is in time.
+# The value is at another node and did not arrive in time.
 _LATE: Any = object()
 
 
 def outcome_of(ref: ray.ObjectRef, timeout_s: float | None = None) -> Any:
-    """The value of a ref that is there, or its error, certified where it is about the call's own actor. _LATE when it
-    is elsewhere and cannot be fetched in time."""
+    """The value of a ref whose outcome is there, or its error, certified if it is about the call's own actor. _LATE
+    when the value is at another node and cannot be fetched in time."""
     try:
         return ray.get(ref, timeout=timeout_s)
     except ray.exceptions.RayError as error:
@@ -570,17 +572,19 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
         >>> actorsub.get([one.infer.remote(x) for one in workers])
 
     Args:
-        object_refs: an ObjectRef or a list of them, of wrapped handles and others in any mixture; whatever else
+        object_refs: an ObjectRef or a list of them, of wrapped handles and others in any mixture. Anything else that
             `ray.get` takes is handed to it.
-        timeout: seconds, or None.
+        timeout: in seconds; None: no limit.
 
     Returns:
         The value, or the list of values.
 
     Raises:
-        TypeError: a Call is among them, which has ways of its own: `call.result()`, `await call`.
-        The first failure, as `ray.get` does. For a call whose actor was lost meanwhile that is ActorUnavailableError
-        or ActorDiedError with `sent=True`. GetTimeoutError when the time is over.
+        The first failure, as `ray.get` does. If the actor of a call was lost meanwhile, that is ActorUnavailableError
+        or ActorDiedError with `sent=True`.
+        ray.exceptions.GetTimeoutError: the time is over.
+        TypeError: a Call is among them. Use `call.result()` or `await call` for it.
+        RuntimeError: it would block in a callback of this library.
     """
     single = isinstance(object_refs, ray.ObjectRef)
     refs = [object_refs] if single else object_refs
@@ -590,7 +594,7 @@ def get(object_refs: Any, *, timeout: float | None = None) -> Any:
             return ray.get(object_refs, timeout=timeout)
         except ray.exceptions.RayError as raised:
             for ref in refs if isinstance(refs, list) and not errors.may_have_run(raised) else []:
-                # Perhaps returned by a method, as its value: then what it certifies is about another call.
+                # A method may have returned it as its value. Then what it certifies is about another call.
                 if ray.wait([ref], timeout=0)[0] and isinstance(value := outcome_of(ref), ray.exceptions.RayError):
                     _raise(value)
             raise
@@ -626,7 +630,7 @@ def _get_ready(object_refs: Any) -> Any:
     try:
         return ray.get(object_refs)
     except ray.exceptions.RayError:
-        # Which of them failed, and hence which actor the error is about.
+        # Finds out which of them failed, and so which actor the error is about.
         for ref in [object_refs] if isinstance(object_refs, ray.ObjectRef) else object_refs:
             value = outcome_of(ref)
             if isinstance(value, ray.exceptions.RayError):
@@ -648,11 +652,21 @@ def _arrival(waitable: Any) -> ray.ObjectRef:
 def wait(
     ray_waitables: list[Any], *, num_returns: int = 1, timeout: float | None = None, fetch_local: bool = True
 ) -> tuple[list[Any], list[Any]]:
-    """`ray.wait`, where a call whose actor was lost counts as ready.
+    """`ray.wait` that counts a call as ready when its actor is lost. `actorsub.get` of such a ref raises at once.
 
         >>> ready, others = actorsub.wait(refs, num_returns=1, timeout=1.0)
 
-    Args, returns and errors are those of `ray.wait`. `actorsub.get` of such a ready ref raises at once.
+    Args:
+        ray_waitables: a list of ObjectRefs, and of generators of streaming calls.
+        num_returns: how many to wait for.
+        timeout: in seconds; None: no limit.
+        fetch_local: as in `ray.wait`.
+
+    Returns:
+        Two lists: those that are ready, at most `num_returns`, and the others.
+
+    Raises:
+        The errors of `ray.wait`, and RuntimeError where it would block in a callback of this library.
     """
     try:
         # Checks the arguments, and is the answer already where enough is ready.
@@ -695,7 +709,7 @@ def fail_lost(actor: _core.Actor) -> None:
     for party in lost:
         if party.ref in arrived:
             continue
-        # Before `pop`: whoever finds it taken has to know why.
+        # Set before `pop`: whoever finds the party taken has to know why.
         party.lost = True
         if actor.parties.pop(party, party) is not party:
             actor.failed_early += 1
@@ -708,7 +722,7 @@ def is_bound() -> bool:
 
 
 def end_all() -> None:
-    """Ends every wait of a connection that has ended: Ray calls nobody back any more."""
+    """Ends every wait of a connection that has ended: Ray calls no callback any more."""
     while _hubs:
         try:
             hub = _hubs.popitem()[1]

@@ -1,4 +1,4 @@
-"""How many calls that may have run may be sent again."""
+"""The budget that limits how many calls which may have run are sent again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import itertools
 import time
 
-#: Resends of calls that may have run: one for so many calls, and on top at least so many per second.
+#: One resend is allowed for each RETRY_EVERY calls, and RETRY_FLOOR per second besides.
 RETRY_EVERY = 5
 RETRY_FLOOR = 10
 
@@ -20,7 +20,7 @@ class RetryBudget:
     def __init__(self) -> None:
         self._tokens = collections.deque([None] * RETRY_FLOOR, maxlen=100 * RETRY_FLOOR)
         self._calls = itertools.count(1)
-        # When the floor was filled last. Who takes the time out of here fills it, and puts the new time in.
+        # When the floor was filled last. The thread that takes the time out fills the floor and puts the new time in.
         self._filled_s = [time.monotonic()]
 
     def deposit(self) -> None:

@@ -1,4 +1,4 @@
-"""What `.remote()` does whenever the fast path in the core does not apply: ask, wait, refuse, or hand over to Ray."""
+"""What `.remote()` does when the fast path in the core does not apply: look, wait, refuse, or hand the call to Ray."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     if _ray_compat.is_ending():
         raise errors.refusal(actor, "The connection to Ray is ending.")
     if watcher.is_exiting() and _ray_compat.session_token() is None:
-        # Not Ray's to answer: from a thread that lives on, it would start a new cluster in an interpreter that ends.
+        # Not left to Ray: called from a thread that lives on, it would start a new cluster in an interpreter that ends.
         raise errors.refusal(actor, "The connection to Ray has ended, and the interpreter ends.")
     error, mark = pass_gate(actor, method._actorsub_policy, method._actorsub_wish)
     if error is None:
@@ -48,7 +48,7 @@ def submit_slowly(method: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 def pass_gate(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
     """(None, mark) when the call may go to Ray now; (error, mark) when the refusal is to be a failed ref.
 
-    `mark` is `losses()` from before the deciding look: the call is lost when there are more.
+    `mark` is `losses()` from before the deciding look: the call is lost when losses() is higher later.
 
     `wish`: the policy's `on_unavailable`, or for "auto" what that means here; "ray" is a call that Ray resends.
 
@@ -64,13 +64,13 @@ def pass_gate(actor: _core.Actor, policy: Any, wish: str) -> tuple[Any, int]:
         mark = actor.losses()
         state = look(actor)
         if waited and state == "unknown":
-            # Not Ray's to answer: its own call would start a new local cluster from a thread that only waited.
+            # Not left to Ray: its own call would start a new local cluster from a thread that only waited.
             actor.count_refused("deadline")
             raise errors.refusal(actor, "The connection to Ray ended while the call waited.")
         decision = _core.gate(state, wish, policy.on_pending)
         if state == "dead" and wish == "ref" and ray_knows(actor):
-            # Ray refuses a call to a dead actor at once, with its own cause, and knows whether lineage can bring the
-            # actor back; so the call is Ray's, once Ray knows.
+            # Once Ray knows of the death, it refuses a call at once, with its own cause. And it knows whether lineage
+            # can bring the actor back. So the call is left to Ray.
             decision = "pass"
         if decision == "pass":
             break
@@ -106,7 +106,7 @@ def why_not_block() -> str | None:
 def look(actor: _core.Actor) -> str:
     """The actor's state by all that can be known right now, without an RPC except on the very first call.
 
-    Returns a state's name. "unknown" means that nobody could tell: the call is Ray's then, as without actorsub.
+    Returns a state's name. "unknown" means that no source knows it. The call is left to Ray then, as without actorsub.
     """
     if actor.session is not _ray_compat.session_token():
         # Another session, or none: Ray's own error for such a handle is the right one.

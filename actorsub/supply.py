@@ -1,8 +1,8 @@
 """Failed ObjectRefs made ahead, so that a refusal by ref does not wait for the object store.
 
 A ref that has failed is an object in the store, and writing one takes a round trip of 0.1 to 1 ms. The first refusal of
-an outage pays that and has more made in the background; the stock grows when it runs out, and is dropped when the
-actor's state changes, because the error inside names the state.
+an outage pays that, and more refs are then made in the background. The stock grows when it runs out. It is dropped when
+the actor's state changes, because the error inside names the state.
 """
 
 from __future__ import annotations

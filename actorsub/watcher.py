@@ -1,16 +1,15 @@
-"""The Python threads behind the handles: one acts on evidence, one asks Ray what may block, one sends what waited.
+"""The three Python threads behind the handles. All are daemons; lifecycle.py says when they are stopped.
 
-The watcher blocks in the core, without the GIL, until the sentinel has evidence or somebody nudges. While every actor
-is up and watched by the sentinel it sleeps; it looks every `BUSY_TICK_S` while an actor is on its way back, or refuses
-connections and the table does not say why yet, and every `IDLE_TICK_S` at those that the sentinel does not watch. It
-holds no strong reference to a handle: an `Actor` record lives as long as its handles, and the watcher finds it through
-weak references.
+The *watcher* acts on evidence. It blocks in the core, without the GIL, until the sentinel has evidence or a thread
+nudges it. While every actor is up and watched by the sentinel it sleeps. It looks every `BUSY_TICK_S` while an actor is
+on its way back, or refuses connections and the table does not say why yet. It looks every `IDLE_TICK_S` at actors that
+the sentinel does not watch. It holds no strong reference to a handle: an `Actor` record lives as long as its handles,
+and the watcher finds it through weak references.
 
-The table is read on a thread of its own because a read blocks for as long as the control store is down, and local
-evidence must go on working meanwhile. A row that says ALIVE is what arms the sentinel.
+The *background* thread reads Ray's actor table, because a read blocks for as long as the control store is down, and
+local evidence must go on working meanwhile. A row that says ALIVE makes the sentinel watch its incarnation.
 
-A third, the sender, gives to Ray what waited in line; see calls.py. All are daemons. The latter two are started when
-they are first needed. Who stops them, and when, is in lifecycle.py.
+The *sender* gives to Ray the calls that waited in line; see calls.py. These two are started when they are first needed.
 """
 
 from __future__ import annotations
@@ -40,10 +39,11 @@ MAX_TICK_SHARE = 0.01
 #: First and longest distance between two reads of the actor table for one actor that is not up.
 MIN_READ_INTERVAL_S = 0.020
 MAX_READ_INTERVAL_S = 1.0
-#: For so long the table is read again and again where a connection ended and the next dial was accepted, which another
-#: process may have done: Ray takes 15 s to find that a node is gone, and its table says ALIVE until then.
+#: How long the table is read again and again after a connection ended and the next dial was accepted. Another process
+#: may have accepted it: Ray takes 15 s to find that a node is gone, and its table says ALIVE until then.
 SUSPECT_S = 20.0
-#: An actor that is up, that this process never called and that the sentinel does not watch: Ray tells nothing unasked.
+#: Between two reads for an actor that is up, that this process never called and that the sentinel does not watch. Ray
+#: reports no state of such an actor by itself.
 UNUSED_READ_INTERVAL_S = 1.0
 #: A handle that came from another process is looked up after this, or when it is first used. Many are passed on, or
 #: dropped, before that, and a look costs the control store a read, the actor a connection, and this process 0.4 ms.
@@ -102,24 +102,24 @@ def _read(actor: _core.Actor) -> None:
 
 
 def learn(actor: _core.Actor, error: Any, mark: int) -> None:
-    """Takes in what Ray's own error for a call says about its actor, so that everybody here knows it from now on.
+    """Takes in what Ray's own error for a call says about its actor, so that the whole process knows it from now on.
 
     `mark`: the actor's losses() when the call was sent. On any thread.
     """
     if errors.kind_of(error) is not errors.Kind.DIED or actor.session is not _ray_compat.session_token():
         return
     if getattr(error, "actor_id", None) not in (None, actor.key.hex()):
-        # About another one.
+        # It is about another actor.
         return
     losses = actor.losses()
     incarnation = None if losses == mark else actor.lost_incarnation
     if losses > mark + 1 or (losses > mark and incarnation is None):
-        # Which one it was is not known any more.
+        # It is not known any more which incarnation had the call.
         return
     if getattr(error, "preempted", False):
         actor.preempted = actor.belief()[2] if incarnation is None else incarnation
         if actor.row is None or actor.row.may_restart:
-            # Ray concludes that from the loss of the connection, also where it is about to restart the actor.
+            # Ray concludes the death from the loss of the connection, also if it is about to restart the actor.
             return
     if actor.death is None:
         actor_table.note_cause(actor, error)
@@ -129,12 +129,15 @@ def learn(actor: _core.Actor, error: Any, mark: int) -> None:
 
 
 def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], None]) -> None:
-    """Gives Ray's own error for a call to `then`, with its certificate. Not blocking: where only the table can say
-    whether the call may have run, it is read first, and `then` is called on the background thread; on the watcher's
-    where that takes longer than FIRST_READ_LIMIT_S, since the control store may be away."""
+    """Gives Ray's own error for a call to `then`, with its certificate. Does not block.
+
+    If only the table can say whether the call may have run, it is read first, and `then` is called on the background
+    thread. If that takes longer than FIRST_READ_LIMIT_S, since the control store may be away, `then` is called on the
+    watcher's.
+    """
     learn(actor, error, mark)
     running = ensure_if_possible() if is_read_first(actor, error) else None
-    # Who takes it out calls it.
+    # The thread that takes it out calls it.
     waiting = [then]
 
     def end() -> None:
@@ -143,7 +146,7 @@ def certify(actor: _core.Actor, error: Any, mark: int, then: Callable[[Any], Non
                 waiting.pop()(errors.certified(error, actor, mark))
 
     with contextlib.suppress(RuntimeError):
-        # Where no thread can be started it is certified as what may have run.
+        # If no thread can be started, the error says that the call may have run.
         if running is not None and running.in_background(_read_before, actor, error, end):
             _core.call_later(int(FIRST_READ_LIMIT_S * 1e9), end)
             return
@@ -190,7 +193,7 @@ class Watcher:
         self._last_look_cost_s = 0.0
         # When this thread looks again by itself; never while it looks, because what is new may have been passed over.
         self._next_look_s = _NEVER
-        # Since the last look began. The wake-up itself may be swallowed: a look takes in events, too.
+        # Nudged since the last look began. The wake-up alone would not do: a look takes in events, and may swallow it.
         self._nudged = False
         # Used only where the sentinel could not be started, to block on.
         self._wakeup = Wakeup()
@@ -201,7 +204,7 @@ class Watcher:
             )
         self._background = Background("actorsub-table", self.nudge)
         self._sender = Background("actorsub-sender", bool)
-        # Timers ended with the sentinel that kept them.
+        # The earlier timers ended with the sentinel that kept them.
         above.calls.arm()
         self._thread = threading.Thread(target=self._run, name="actorsub-watcher", daemon=True)
 
@@ -210,7 +213,7 @@ class Watcher:
         self._thread.start()
 
     def abandon(self) -> None:
-        """Nobody will know of it. Its threads, if they were started, end by themselves."""
+        """Gives up this watcher before any other code has it. Its threads, if they were started, end by themselves."""
         self._stopping = True
         self._background.stop(0.0)
         self._sender.stop(0.0)
@@ -236,8 +239,8 @@ class Watcher:
         return own or self._sender.owns_current_thread() or self._background.owns_current_thread()
 
     def request_read(self, actor: _core.Actor) -> bool:
-        """False: a read is under way already, which may show an older state than the one that is asked about; or it was
-        stopped."""
+        """Asks for a read of the table. False: the watcher was stopped; or a read is under way already, which may show
+        a state older than this request."""
         if actor.reading:
             return False
         actor.reading = True
@@ -247,7 +250,7 @@ class Watcher:
             actor.reading = False
             raise
         if not asked:
-            # Else the read may have ended already, and another may be under way.
+            # Only then: a read that was asked for may have ended already, and another may be under way.
             actor.reading = False
         return asked
 
@@ -264,7 +267,7 @@ class Watcher:
         self.nudge()
         if self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        # A read may be stuck in an RPC to a dead control store; it is a daemon, and nobody waits for its answer.
+        # A read may be stuck in an RPC to a dead control store. Its thread is a daemon, and no thread waits for it.
         self._background.stop(1.0)
         self._sender.stop(1.0)
 
@@ -286,7 +289,7 @@ class Watcher:
             _core.wait_for_events(pause_s)
         else:
             self._wakeup.wait(pause_s)
-        # Whatever it was said for is looked at now.
+        # The look that follows covers all that it was set for.
         self._wakeup.clear()
 
     # A method of its own: a loop variable in `_run` would hold the last actor for as long as this thread sleeps.
@@ -306,7 +309,7 @@ class Watcher:
         if kind == "exited":
             actor.armed = False
         if kind == "ask_ray" and cause != "descriptors" and not (cause == "closed" and _ray_compat.uses_tls()):
-            # Behind TLS a server closes what does not say hello.
+            # Not under TLS: there a server closes a connection that sends no hello.
             actor.suspected_until_s = actor.next_read_s + SUSPECT_S
         wake(actor)
 
@@ -321,7 +324,7 @@ class Watcher:
         deadline_s = above.calls.look_at_clock(None)
         for actor in _core.live_actors():
             if session is None or actor.session is not session:
-                # Its Ray is gone; whoever waits for it must not wait on.
+                # Its connection to Ray has ended. Threads that wait for it must not wait on.
                 if actor.armed:
                     _core.unwatch(actor)
                 wake(actor)
@@ -331,7 +334,7 @@ class Watcher:
                 deadline_s = min(deadline_s, self._fail_lost(actor, begin_s), above.calls.look_at_clock(actor))
                 tick_s = min(tick_s, self._next_look(actor, begin_s))
                 if actor.unhurried and actor.next_read_s > begin_s:
-                    # Promised, and only once: not stretched like a tick.
+                    # This look was promised for that time, and comes only once: it is not stretched like a tick.
                     deadline_s = min(deadline_s, actor.next_read_s)
             except BaseException:
                 # One actor's trouble must not blind this process to all others.
@@ -361,10 +364,10 @@ class Watcher:
             above.calls.review(actor)
             above.supply.drop_if_over(actor)
         if actor.changes or any(not one.greeted for one in actor.listeners):
-            # A change before those that are known may be with the sentinel still.
+            # The sentinel may still hold an earlier change than those in `changes`.
             self._take_in_events()
             listeners.tell(actor)
-        # Last, because `tell` has taken what changed meanwhile off the list. It only costs something where calls wait.
+        # Once more, because `tell` may have taken newer changes off the list. It costs little unless calls wait.
         above.calls.review(actor)
 
     def _next_look(self, actor: _core.Actor, now_s: float) -> float:
@@ -381,8 +384,8 @@ class Watcher:
 
     def _next_look_at_up(self, actor: _core.Actor, now_s: float) -> float:
         if actor.next_read_s and now_s >= actor.next_read_s:
-            # Once after each change; then the sentinel does the rest, or Ray's local state, or nothing does. Where a
-            # read is under way already, its end nudges, and it is asked again then.
+            # One read after each change. After that the sentinel watches, or Ray's local state is looked at. If neither
+            # can be, the reads go on. If a read is under way already, its end nudges, and it is asked for again then.
             unheard = not actor.watched and not actor.is_subscribed
             if not self._request_planned(actor, now_s, UNUSED_READ_INTERVAL_S if unheard else None):
                 actor.next_read_s = now_s
@@ -407,7 +410,7 @@ class Watcher:
             if _is_waited_for(actor):
                 again_s = min(again_s, 5 * MIN_READ_INTERVAL_S)
             actor.read_interval_s = min(again_s * 1.5, MAX_READ_INTERVAL_S)
-        # Before it is asked for: `read_table` takes away what was planned when it began.
+        # Planned before it is asked for: `read_table` takes away what was planned when it began.
         actor.next_read_s = now_s + again_s
         return self.request_read(actor)
 
@@ -433,7 +436,7 @@ def _is_waited_for(actor: _core.Actor) -> bool:
 
 
 def end_session() -> None:
-    """The connection has ended, and what happens to its actors now is the business of nobody here."""
+    """The connection has ended: its actors are watched no longer."""
     session = _ray_compat.session_token()
     for actor in _core.live_actors():
         if actor.session is not session:
@@ -442,8 +445,8 @@ def end_session() -> None:
 
 
 _watcher: Watcher | None = None
-# Held while the threads are started or stopped. Reentrant for `_is_starting`: whoever comes again on the same thread is
-# a signal handler, or a `__del__`, in the middle of it.
+# Held while the threads are started or stopped. Reentrant, so that a signal handler or a `__del__` which comes here on
+# the same thread in the middle of a start finds `_is_starting` instead of a deadlock.
 _lock = threading.RLock()
 _is_starting = False
 # Nothing is started any more.
@@ -451,7 +454,7 @@ _exiting = False
 
 
 def is_own_thread() -> bool:
-    """True in callbacks: on the thread that everybody who waits depends on."""
+    """True in callbacks: on a thread of ours, on which all waits depend."""
     return _watcher is not None and _watcher.owns_current_thread()
 
 
@@ -499,7 +502,7 @@ _warned_of_threads = False
 
 
 def ensure_if_possible() -> Watcher | None:
-    """The same for `.remote()`, which goes on without: None where it cannot be started, said once."""
+    """The same for `.remote()`, which works without it: None if it cannot be started. A warning says so once."""
     global _warned_of_threads
     try:
         return ensure()
@@ -523,7 +526,7 @@ def _has_ended(watcher: Watcher) -> None:
     logger.warning("the thread actorsub-watcher has ended unexpectedly; the next use starts it again")
     if _watcher is watcher:
         _watcher = None
-    # What they were asked for before this they do.
+    # They still do what they were asked for before this.
     watcher._background.stop(0.0)
     watcher._sender.stop(0.0)
 
@@ -553,7 +556,7 @@ def stop() -> bool:
     with _lock:
         newer = _watcher
         if newer is None:
-            # Else somebody has started the threads again meanwhile, and this one is theirs.
+            # Otherwise another thread has started the threads again meanwhile, and the sentinel serves those.
             _core.stop_sentinel()
         for actor in _core.live_actors():
             actor.armed = False
