@@ -957,7 +957,9 @@ def test_on_state_change(subject: Maker) -> None:
     wait_until(lambda: any(change[2] is ActorState.RESTARTING for change in told))
     wait_until(lambda: told[-1][2] is ActorState.ALIVE, PATIENCE_S)
     assert one.stats["submitted"] == submitted
-    assert told[1][:3] == (actor_id, ActorState.ALIVE, ActorState.RESTARTING)
+    # The kernel closes the process's connections before it tells of the end, and may be held up in between.
+    assert told[1][:2] == (actor_id, ActorState.ALIVE)
+    assert told[1][2] in (ActorState.UNREACHABLE, ActorState.RESTARTING)
     assert told[1][3] in EVIDENCE
     for before, after in itertools.pairwise(told):
         assert before[2] is after[1], told
