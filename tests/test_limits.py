@@ -11,6 +11,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,6 +28,8 @@ from actorsub import ActorState, _ray_compat, processes
 #: How soon a handle has to say what is true.
 TRUTH_S = 3.0
 PATIENCE_S = 60.0
+#: For how long process numbers are tried, well below what a test may take.
+LOOK_FOR_NUMBER_S = 50.0
 NEW_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 LAST_PID = pathlib.Path("/proc/sys/kernel/ns_last_pid")
 
@@ -144,7 +147,10 @@ class OtherNode:
 
     def make_numbered(self, wanted: Callable[[], int]) -> tuple[Any, int]:
         """A plain actor with that process number there; asked again after each failure, since it may have passed."""
+        end_s = time.monotonic() + LOOK_FOR_NUMBER_S
         for attempt in range(60):
+            if time.monotonic() > end_s:
+                break
             number = wanted()
             ray.get(self._helper.set_last_pid.remote(number - 1 - attempt % 6), timeout=PATIENCE_S)
             actor = self.make()
