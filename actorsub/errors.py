@@ -403,7 +403,8 @@ class QueueFullError(_Certified, ray.exceptions.PendingCallsLimitExceeded):
         >>> except actorsub.QueueFullError:
         ...     return Response(status=503)
 
-    Ray's own limit for an actor (`max_pending_calls`) gives a `.call()` this error, too.
+    So does `.remote()` of a group's method. Ray's own limit for an actor (`max_pending_calls`) gives a `.call()` this
+    error, too; one that has waited in line ends with it.
 
     Args, and attributes of the same names: those of ActorUnavailableError. `sent` is False, unless it is a call of a
     ReplicaGroup and an earlier attempt may have run. Further attribute: `attempts`. Further argument:
