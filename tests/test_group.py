@@ -881,6 +881,22 @@ def test_a_failure_moves_a_call_under_always_and_the_application_has_the_last_wo
     assert counted(alone, "resent") == 2
 
 
+@pytest.mark.parametrize("way", ["call", "remote"])
+def test_is_failure_sees_the_class_that_the_method_raised(trio: Pool, way: str) -> None:
+    seen: list[Any] = []
+
+    def is_failure(error: BaseException) -> bool:
+        seen.append(error)
+        return isinstance(error, ValueError)
+
+    group = ReplicaGroup(trio.handles[:1], is_failure=is_failure, consecutive_failures=100)
+    made = getattr(group.fail, way)(trio[0].name)
+    with pytest.raises(ValueError):
+        made.result(PATIENCE_S) if way == "call" else actorsub.get(made, timeout=PATIENCE_S)
+    wait_until(lambda: next(iter(group)).failures_in_a_row == 1, what="the failure counts against the member")
+    assert len(seen) == 1 and isinstance(seen[0], ray.exceptions.RayTaskError)
+
+
 def test_is_failure_that_raises(trio: Pool, caplog: pytest.LogCaptureFixture) -> None:
     def broken(error: BaseException) -> bool:
         raise LookupError("of is_failure")

@@ -5,6 +5,7 @@ Other pid namespaces need root and util-linux; without them those tests are skip
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -32,6 +33,7 @@ PATIENCE_S = 60.0
 LOOK_FOR_NUMBER_S = 50.0
 NEW_PID_NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 LAST_PID = pathlib.Path("/proc/sys/kernel/ns_last_pid")
+PID_MAX = pathlib.Path("/proc/sys/kernel/pid_max")
 
 # Listens on a free port and tells which; ends with its standard input.
 SERVER = """
@@ -210,7 +212,10 @@ class Namesake:
         if self.process is not None and self.process.is_running():
             return self._number
         if self.kind == "nobody yet":
-            self._number = max(psutil.pids()) + 500
+            # In the middle of the widest gap, where others come last.
+            taken = sorted([*psutil.pids(), int(PID_MAX.read_text())])
+            below, above = max(itertools.pairwise(taken), key=lambda two: two[1] - two[0])
+            self._number = (below + above) // 2
         elif self.kind == "idle worker":
             ray.get([ray.remote(lambda: None).remote() for _ in range(4)], timeout=PATIENCE_S)
             mine = psutil.Process().children(recursive=True)
