@@ -454,6 +454,11 @@ class Attempt:
     sent: bool
 
 
+def as_raised(error: Any) -> Any:
+    """The error as `ray.get` raises it: a method's own is also of the class that it raised, whose code may run."""
+    return error.as_instanceof_cause() if type(error) is ray.exceptions.RayTaskError else error
+
+
 def may_have_run(error: BaseException) -> bool:
     """Whether the call that ended with `error` may have run. Takes any exception of a call.
 

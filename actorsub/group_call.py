@@ -138,7 +138,7 @@ class Judge:
             return False
         # If it raises, the error counts as the method's own. All is in the fence: the class of the method's error runs
         # when an error of that class is made, and a result's `__bool__` may raise, too.
-        return bool(fenced("is_failure of a group", lambda: bool(ask(_as_raised(error))), failed=False))
+        return bool(fenced("is_failure of a group", lambda: bool(ask(errors.as_raised(error))), failed=False))
 
     def lets_go_on(self, options: GroupOptions, error: BaseException, outcome: int, sent: int) -> bool:
         """Whether a call may go to another member after this error, having been `sent` so many times already."""
@@ -560,12 +560,6 @@ def _admit_on_sender(attempt: calls.Call, deadline_ns: int) -> Any:
     for function in after:
         function()
     return refusal
-
-
-def _as_raised(error: ray.exceptions.RayTaskError) -> BaseException:
-    """The error as `ray.get` raises it: also one of the class that the method raised."""
-    raised: BaseException = error.as_instanceof_cause() if type(error) is ray.exceptions.RayTaskError else error
-    return raised
 
 
 _TRY_AGAIN: Any = object()

@@ -257,7 +257,7 @@ def fail_future(future: Any, value: BaseException) -> None:
         return
     if isinstance(value, ray.exceptions.RayTaskError):
         # Makes a subclass of the exception's class, which may run code of that class.
-        error = fenced("the class of a method's exception", value.as_instanceof_cause, failed=value)
+        error = fenced("the class of a method's exception", errors.as_raised, value, failed=value)
         # The interpreter reads a StopIteration that leaves an `await` as one of its own making, and crashes on Ray's.
         future.set_exception(value if isinstance(error, StopIteration) else error)
     else:
@@ -562,7 +562,7 @@ def outcome_of(ref: ray.ObjectRef, timeout_s: float | None = None) -> Any:
 
 
 def _raise(error: Any) -> None:
-    raise error.as_instanceof_cause() if isinstance(error, ray.exceptions.RayTaskError) else error
+    raise errors.as_raised(error)
 
 
 def get(object_refs: Any, *, timeout: float | None = None) -> Any:

@@ -152,11 +152,11 @@ class Subject:
     def path(self, name: str) -> str:
         return str(self.directory / name)
 
-    def hold_by(self, call: Callable[[str, str], Any]) -> Any:
+    def hold_by(self, call: Callable[[str, str], Any], timeout_s: float = GET_S) -> Any:
         """Makes a call with two files: it makes the first when it runs, and runs until `release` makes the second."""
         started = self.path(f"started-{next(self._numbers)}")
         made = call(started, self.path("gate"))
-        wait_for_file(started)
+        wait_for_file(started, timeout_s)
         return made
 
     def release(self) -> None:
